@@ -18,7 +18,7 @@ from fast_axolotl.record import RunSummary
 from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.thresholds import DATA_STALL
 from fast_axolotl.record.units import format_share
-from fast_axolotl.report.document import Chart, Legend, Panel, plain_name
+from fast_axolotl.report.document import Chart, Legend, Panel
 from fast_axolotl.report.runs import figure_rows, read_figure
 
 Figure = dict[str, Any]
@@ -321,7 +321,7 @@ def _add_phases(layout: Figure, run: RunCurves, by: float, *, is_named: bool) ->
         fill = {"line": {"width": 0}, "fillcolor": colour("muted", 0.10)}
         layout["shapes"].append({"type": "rect", **whole, **ends, **fill})
         if is_named:
-            name = html.escape(plain_name(phase["name"].replace("warmup", "warm-up")))
+            name = html.escape(phase["name"].replace("warmup", "warm-up"))
             place = {"xref": "x", "x": ends["x0"], "xanchor": "left", "yref": "paper", "y": 1}
             layout["annotations"].append(_words(name, "muted", yanchor="bottom", **place))
 
@@ -337,11 +337,11 @@ def loss_chart(runs: Sequence[RunCurves]) -> Chart | None:
         known = [value for value in run.column("losses/loss") if value is not None]
         more: Figure = {"width": 1.8 if number else 3, "dash": "dash" if number else "solid"}
         more["mode"] = "lines+markers" if len(known) == 1 else "lines"
-        name, x, y = plain_name(run.name), run.ref("losses/t"), run.ref("losses/loss")
+        x, y = run.ref("losses/t"), run.ref("losses/loss")
         more["hovertemplate"] = "%{y:,.5~g}"
-        traces.append(points(x, y, role, html.escape(name), **more))
+        traces.append(points(x, y, role, html.escape(run.name), **more))
         legend.append(Legend(role=role, label=run.name, shape="dashed" if number else "line"))
-        whose = f"{name}: " if shown[1:] else ""
+        whose = f"{run.name}: " if shown[1:] else ""
         texts.append(f"{whose}from {known[0]:,.4g} to {known[-1]:,.4g}.")
     layout = {
         "xaxis": axis("step", unifiedhovertitle={"text": "step %{x:,}"}),

@@ -13,9 +13,6 @@ from typing import Any, Literal
 Tone = Literal["", "good", "warn", "bad", "plain"]
 """What something means: fine, to be noted, wrong, not decided."""
 
-_DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F))
-"""Characters that turn the direction of the text behind them."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
@@ -137,8 +134,3 @@ class Document:
     It says ``made``, in seconds since 1970, and ``version``, of this package."""
     reload_seconds: float = 0.0
     """After which an open page loads itself again; 0 for what changes no more."""
-
-
-def plain_name(name: str) -> str:
-    """A name of the user's for a sentence: whatever its direction, the text keeps its own."""
-    return name.translate(_DIRECTIONS)

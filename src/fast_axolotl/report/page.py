@@ -23,7 +23,7 @@ from fast_axolotl.record.protocol_result import ProtocolResult
 from fast_axolotl.record.units import format_date, format_duration
 from fast_axolotl.report.charts import RunCurves, make_charts
 from fast_axolotl.report.comparison import beside_each_other, protocol_details, protocol_document
-from fast_axolotl.report.document import Block, Chart, Document, Paragraph, Section, plain_name
+from fast_axolotl.report.document import Block, Chart, Document, Paragraph, Section
 from fast_axolotl.report.runs import ReportRun, describe_gpus, run_blocks, verdict_blocks
 from fast_axolotl.report.series import read_series
 
@@ -181,7 +181,6 @@ def _load_assets(*, has_charts: bool) -> tuple[Any, str]:
     )
     environment.filters.update(
         kind=lambda block: type(block).__name__,
-        plain_name=plain_name,
         slug=lambda title: re.sub(r"\W+", "-", title.lower()).strip("-"),
         draw_interval=_draw_interval,
     )
