@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -97,7 +98,11 @@ def test_arguments_have_their_help_and_commands_an_example() -> None:
     names = [command.callback.__name__ for command in app.registered_commands if command.callback]
     assert {"show", "read", "demo", "trace", "warmup"} <= set(names)
     for name in names:
-        assert f"fast-axolotl {name}" in help_of(name).partition("Examples:")[2], name
+        options, _, examples = help_of(name).partition("Examples:")
+        assert f"fast-axolotl {name}" in examples, name
+        # What is quoted or follows -- belongs to another command.
+        own = re.sub(r"'[^']*'| -- [^•]*", "", examples)
+        assert set(re.findall(r"--[a-z-]+", own)) <= set(re.findall(r"--[a-z-]+", options)), name
 
 
 # ``prepare`` as people see it: progress, summary, errors.

@@ -120,7 +120,7 @@ _COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
             "--accumulation {accumulation} --steps {steps}' --global-batch 64",
         ),
         scale: ("scale runs/1-gpu runs/2-gpus", "scale protocols/sizes"),
-        trace: ("trace traces/", "trace traces/ --steps 3:8"),
+        trace: ("trace traces/", "trace rank0.json.gz rank1.json.gz"),
     },
 }
 """The commands as the help groups them, each with examples."""
