@@ -19,7 +19,7 @@ import typer
 from typer.testing import CliRunner
 
 from fast_axolotl._version import __version__
-from fast_axolotl.cli import _spell_plainly, app, main, options
+from fast_axolotl.cli import app, main, options
 from fast_axolotl.cli.data import job_document, job_progress
 from fast_axolotl.cluster.job import JobSummary, Stage
 from fast_axolotl.report.terminal import print_document
@@ -68,12 +68,9 @@ def test_a_file_that_cannot_be_read_at_all_is_said_to_hold_an_unknown_number_of_
     assert (done.returncode, "no row could be read" in done.stderr) == (1, True)
 
 
-def test_a_stream_without_a_character_gets_a_plain_one() -> None:
+def test_a_character_that_a_stream_does_not_have_ends_nothing() -> None:
     done = run("bench", "reader", "nowhere", "--help", PYTHONIOENCODING="ascii")
-    assert "?" not in done.stdout
-    assert "+- " in done.stdout
-    missing = UnicodeEncodeError("ascii", "1.5× ┏━…é", 3, 9, "no such character")
-    assert _spell_plainly(missing) == ("x?+-...?", 9)
+    assert (done.returncode, "+- " in done.stdout) == (0, True)
 
 
 def test_what_needs_a_package_that_is_not_there_names_it(rows_file: Path) -> None:
