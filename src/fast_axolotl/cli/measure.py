@@ -6,7 +6,6 @@ does, with the verdict on stderr. ``measure`` never changes what it measures.
 
 from __future__ import annotations
 
-import errno
 import os
 import shlex
 import sys
@@ -92,7 +91,7 @@ def run(
         # The command takes this process over: signals and the exit code are its own.
         os.execve(program, command, environment)
     except OSError as error:
-        _refuse(cannot_start(program, error), error)
+        raise cannot_start(program, error) from error
 
 
 def measure(
@@ -159,21 +158,16 @@ def _measure(
         say(status_line(environment))
     say(f"measuring into {order.run_dir}")
     begin = time.time()
-    try:
-        with LiveRun(order.run_dir, environment) if live else nullcontext() as view:
-            code = supervise(
-                program,
-                command,
-                environment if view is None else view.environment,
-                order.run_dir,
-                data_path=order.data_paths[0] if order.data_paths else None,
-                streams=None if view is None else view.streams,
-                meanwhile=None if view is None else view.show,
-            )
-    except UsageError as error:
-        if isinstance(error.__cause__, OSError):
-            _refuse(error, error.__cause__)
-        raise
+    with LiveRun(order.run_dir, environment) if live else nullcontext() as view:
+        code = supervise(
+            program,
+            command,
+            environment if view is None else view.environment,
+            order.run_dir,
+            data_path=order.data_paths[0] if order.data_paths else None,
+            streams=None if view is None else view.streams,
+            meanwhile=None if view is None else view.show,
+        )
     if not quiet:
         _print_summary(order.run_dir, begin)
     if view is not None:
@@ -200,12 +194,6 @@ def status(as_json: AsJson = False) -> None:
     table = [Table(header=header, rows=rows)] if rows else []
     line = Paragraph(status_line(os.environ, patches or None).removesuffix(SEE_LIST))
     print_result(found, Document(title="", blocks=[*table, line]), as_json=as_json)
-
-
-def _refuse(reason: UsageError, error: OSError) -> NoReturn:
-    """End as a shell does where a command cannot be executed, or its interpreter is not there."""
-    say(str(reason))
-    raise SystemExit(127 if error.errno == errno.ENOENT else 126)
 
 
 def _print_summary(run_dir: str, begin: float) -> None:
