@@ -180,9 +180,7 @@ def prepare(
         (tmp_path / "options.json").write_text(json.dumps({**options, "heard": None}))
         return SUMMARY
 
-    def run_prepare(*words: str, has_axolotl: bool = True) -> tuple[int, str, str]:
-        found = "a spec" if has_axolotl else None
-        monkeypatch.setattr(sys.modules["fast_axolotl.cli.data"], "find_spec", lambda _: found)
+    def run_prepare(*words: str) -> tuple[int, str, str]:
         monkeypatch.setattr(module, "prepare", fake)
         monkeypatch.setattr(sys, "argv", ["fast-axolotl", *words])
         with pytest.raises(SystemExit) as ended:
@@ -215,7 +213,6 @@ def test_options_reach_the_job_and_the_next_command_repeats_them(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("c.yml", "pip install axolotl"),
         ("none.yml", "does not exist"),
         ("c.yml --address h:1", "add --engine ray"),
         ("c.yml --memory much", "cannot read 'much' as a size"),
@@ -223,7 +220,7 @@ def test_options_reach_the_job_and_the_next_command_repeats_them(
     ],
 )
 def test_a_wrong_call_is_one_line(prepare: Prepare, words: str, message: str) -> None:
-    code, out, err = prepare("prepare", *words.split(), has_axolotl=words != "c.yml")
+    code, out, err = prepare("prepare", *words.split())
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert message in err
 
