@@ -14,6 +14,7 @@ being measured beside it. Whoever comes next waits a while for it, and is then r
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import importlib
 import json
@@ -338,10 +339,6 @@ def open_state(folder: Path, plan: Plan) -> State:
 @contextlib.contextmanager
 def hold(folder: Path) -> Iterator[tuple[int]]:
     """Locks a folder, which is made if need be; what a run has to inherit to keep it locked."""
-    try:
-        import fcntl
-    except ImportError:
-        raise UsageError("a protocol needs Linux or macOS: this system has no locks") from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         opened = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
