@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from fast_axolotl.record.protocol_result import ProtocolResult
 from fast_axolotl.report import page
 from fast_axolotl.report.charts import RunCurves, make_charts
 from fast_axolotl.report.document import Chart
-from fast_axolotl.report.page import COLOURS, MOST_RUNS, render_page
+from fast_axolotl.report.page import MOST_RUNS, render_page
 from fast_axolotl.report.runs import find_alarms
 from fast_axolotl.report.series import MOST_POINTS, Track, read_series, round_figures
 from support.golden import GOLDEN, Page
@@ -147,9 +148,12 @@ def luminance(colour: str) -> float:
 def test_colours_can_be_told_apart(place: int) -> None:
     def contrast(one: str, other: str) -> float:
         """Of two roles by WCAG 2.1, 1 to 21."""
-        light, dark = sorted(luminance(COLOURS[role][place]) for role in (one, other))[::-1]
+        light, dark = sorted(luminance(colours[role][place]) for role in (one, other))[::-1]
         return (light + 0.05) / (dark + 0.05)
 
+    sheet = Path(page.__file__).with_name("assets") / "report.css"
+    pairs = re.findall(r"--([\w-]+): light-dark\((#\w+), (#\w+)\);", sheet.read_text())
+    colours = {role: both for role, *both in pairs}
     for ground in ("page", "card"):
         for name in ("ink", "muted", "accent", "good", "bad", "warn", "limit"):
             assert contrast(name, ground) >= 4.5, (name, ground)

@@ -33,33 +33,6 @@ GENERATOR = "fast-axolotl report"
 MOST_RUNS = 6
 """Runs with charts in one page."""
 
-COLOURS = {
-    "page": ("#f6f6f3", "#14171a"),
-    "card": ("#ffffff", "#1b1f24"),
-    "ink": ("#1d2226", "#e6e8ea"),
-    "muted": ("#59626b", "#a3adb7"),
-    "line": ("#dcdeda", "#323840"),
-    "grid": ("#ecedea", "#292f36"),
-    "accent": ("#a13358", "#f29bb5"),
-    "good": ("#1a6b42", "#74d3a0"),
-    "good-wash": ("#e4f2ea", "#17301f"),
-    "bad": ("#ab231c", "#ff938a"),
-    "bad-wash": ("#fbe9e7", "#3a1d1b"),
-    "warn": ("#7d5200", "#e8bb6b"),
-    "warn-wash": ("#faf0dc", "#342914"),
-    "plain-wash": ("#ecedea", "#282d33"),
-    "step": ("#3a6bb0", "#86b2f0"),
-    "wait": ("#c94f2a", "#ff9d73"),
-    "host": ("#7b838c", "#8f99a4"),
-    "pss": ("#237374", "#5cc8c2"),
-    "anon": ("#7454ad", "#b79cf0"),
-    "hwm": ("#93690d", "#d9b04f"),
-    "limit": ("#ab231c", "#ff938a"),
-    "calls": ("#7690b8", "#6d8aab"),
-}
-"""Role to its colour on a light and on a dark page. Text and what carries meaning has a contrast
-of 4.5 or more against the page and its cards, lines of charts 3 or more (WCAG 2.1, AA)."""
-
 
 def report_document(
     title: str,
@@ -186,7 +159,6 @@ def _load_assets(*, has_charts: bool) -> tuple[Any, str]:
     )
     environment.globals.update(
         asset=lambda name: environment.loader.get_source(environment, name)[0],
-        colours=COLOURS,
         generator=GENERATOR,
     )
     packed = gzip.compress(library.encode(), 9, mtime=0) if library else b""
