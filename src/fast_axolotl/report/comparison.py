@@ -278,13 +278,10 @@ def _matrix_table(matrix: Matrix) -> Table:
     for row in given:
         cells: list[str | Cell] = [row.label, format_value(row.cells[0].value, row.unit)]
         for cell in row.cells[1:]:
-            interval = None
-            if cell.ratio and cell.low and cell.high:
-                interval = cell.low, cell.ratio, cell.high
             text, tone = _format_change(cell, row.unit), _TONES.get(cell.outcome, "")
             text = text if has_intervals else text.removesuffix(", no interval")
             cells.append(format_value(cell.value, row.unit))
-            cells.append(Cell(text=text, tone=tone, interval=interval))
+            cells.append(Cell(text=text, tone=tone))
         rows.append(cells)
     return Table(header=header, rows=rows)
 
