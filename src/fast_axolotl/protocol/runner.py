@@ -151,10 +151,7 @@ class Running:
         folder.mkdir(parents=True)
         command, environment = self._command(turn, folder)
         begin = self.clock()
-
-        def tick() -> None:
-            self._tell_progress(turn, self.clock() - begin)
-
+        tick = functools.partial(self._tell_progress, turn, begin)
         tick()
         summary, code, failure = None, None, ""
         losses: tuple[float, ...] = ()
@@ -214,7 +211,8 @@ class Running:
             words += ["--profile-steps", str(self.plan.profile_steps)]
         return [*words, "--output", str(folder), "--", *command], environment
 
-    def _tell_progress(self, turn: Turn, run_seconds: float) -> None:
+    def _tell_progress(self, turn: Turn, begin: float) -> None:
+        run_seconds = self.clock() - begin
         total, done = len(self.plan.turns()), len(self.state.runs)
         most = f"{'up to ' * (self.plan.pairs > LEAST_PAIRS)}{self.plan.pairs}"
         part = "warm-up" if turn.pair < 0 else f"pair {turn.pair + 1} of {most}"
