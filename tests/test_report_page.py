@@ -235,20 +235,10 @@ def test_a_limit_far_above_the_curves_is_not_drawn(demand: float, is_drawn: bool
     assert len(lines) == is_drawn
 
 
-def test_cards_say_which_run_they_are_of_and_runs_have_the_order_of_their_numbers() -> None:
-    protocol = make_protocol(fails=False, names=("baseline", "drop-in"))
-    arms = []
-    for arm, numbers in zip(protocol.arms, ((9, 100), (11, 99)), strict=True):
-        folders = [f"runs/{number:02d}-{arm.name}" for number in numbers]
-        runs = tuple(replace(arm.runs[2], folder=folder) for folder in folders)
-        arms.append(replace(arm, runs=runs, shown_run=folders[0]))
-    html = render_page(as_report(protocol=replace(protocol, arms=tuple(arms))))
-    for words in ("09-baseline", "11-drop-in"):
+def test_cards_say_which_run_they_are_of() -> None:
+    html = render_page(as_report(protocol=make_protocol()))
+    for words in ("13-baseline", "14-drop-in"):
         assert f"Verdict of run {words}." in html
-    table = html[html.index('id="runs-of-the-protocol"') : html.index('id="report-data"')]
-    names = ("09-baseline", "11-drop-in", "99-drop-in", "100-baseline")
-    places = [table.index(f"runs/{name}") for name in names]
-    assert places == sorted(places)
 
 
 # The curves: bounded, with every extreme, and with no number that is none.

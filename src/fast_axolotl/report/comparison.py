@@ -149,24 +149,6 @@ def beside_each_other(runs: Sequence[ReportRun]) -> list[Block]:
     return [replace(section, title="Comparison of single runs", blocks=blocks)]
 
 
-def protocol_details(protocol: ProtocolResult) -> list[Block]:
-    """What was run, in which order, and what became of it."""
-    runs: list[tuple[str, ...]] = []
-    for arm in protocol.arms:
-        for run in arm.runs:
-            state = run.status if run.exit_code in (None, 0) else f"{run.status} ({run.exit_code})"
-            took = "–" if run.seconds is None else format_duration(run.seconds)
-            pair = "warm-up" if run.pair < 0 else str(run.pair + 1)
-            runs.append((run.folder, arm.name, pair, state, took))
-
-    # By the numbers of their folders: runs/09-baseline, runs/100-drop-in.
-    ordered = sorted(runs, key=lambda row: (len(row[0].partition("-")[0]), row[0]))
-    commands = [(arm.name, " ".join(arm.command)) for arm in protocol.arms]
-    header = ("run", "variant", "pair", "state", "time")
-    tables = [Table(rows=commands), Table(header=header, rows=ordered)]
-    return [Section(title="Runs of the protocol", blocks=tables, is_open=False)] if runs else []
-
-
 def shown_run(arm: Arm) -> ArmRun | None:
     """The run that stands for an arm; where none was chosen, the last that counts."""
     done = [run for run in arm.runs if run.status == "done"]
@@ -320,9 +302,7 @@ def _arm_card(protocol: ProtocolResult, arm: Arm) -> Card:
     parts = [count_words(counted, "measured run")]
     parts += [count_words(done - counted, "warm-up run")] if done > counted else []
     parts += [f"{len(arm.runs) - done} failed or not counted"] if len(arm.runs) > done else []
-    # Of a variant that is a command, the report shows the name; the command is with its runs.
-    is_command = arm.text.split()[:1] == list(arm.command[:1])
-    notes = [f"{'' if is_command else f'{arm.text}; '}{', '.join(parts)}."]
+    notes = [f"{arm.text}; {', '.join(parts)}."]
     if arm.verdict and shown is not None:
         name = shown.folder.rstrip("/").rpartition("/")[2]
         notes.append(f"Verdict of run {name}{', a warm-up run' if shown.pair < 0 else ''}.")

@@ -21,7 +21,7 @@ from fast_axolotl.record.codec import to_plain
 from fast_axolotl.record.protocol_result import ProtocolResult
 from fast_axolotl.record.units import format_date, format_duration
 from fast_axolotl.report.charts import RunCurves, make_charts
-from fast_axolotl.report.comparison import beside_each_other, protocol_details, protocol_document
+from fast_axolotl.report.comparison import beside_each_other, protocol_document
 from fast_axolotl.report.document import Block, Chart, Document, Paragraph, Section
 from fast_axolotl.report.runs import ReportRun, describe_gpus, run_blocks, verdict_blocks
 from fast_axolotl.report.series import read_series
@@ -68,16 +68,15 @@ def report_document(
     else:
         blocks = [*protocol_document(protocol).blocks]
         blocks += verdict_blocks(runs[arm_runs:], is_named=True)
-        blocks += [*run_blocks(runs, charts), *protocol_details(protocol)]
+        blocks += run_blocks(runs, charts)
         plain = data["protocol"] = to_plain(protocol)
         for run in (run for arm in plain["arms"] for run in arm["runs"]):
             del run["losses"]  # Those of runs that are drawn are among their series.
     # When it was, how long it took, and on which machine.
     parts = [describe_gpus(run.record) for run in runs]
     if protocol is not None:
-        machine = [protocol.environment.get(key) for key in ("cpu", "cpu_model", "gpu", "os")]
-        parts += [text for text in machine if isinstance(text, str)]
         parts[:0] = [format_date(protocol.started), format_duration(protocol.seconds)]
+        parts.append(protocol.environment.get("cpu", ""))
     elif runs:
         first = runs[0].summary
         parts[:0] = [format_date(first.started), format_duration(first.duration_seconds)]
