@@ -188,12 +188,10 @@ def _choose_same(
 ) -> list[str]:
     """An arm of either side: by default the last one that both have, else the last of each."""
     arms, others = (side.matrix.arms for side in sides)
-    if arm is None and arms and others and (_RECORD,) not in (arms, others):
+    if arm is None and (_RECORD,) not in (arms, others):
         arm = next((name for name in arms[::-1] if name in others), None)
     chosen = []
     for folder, known in zip(folders, (arms, others), strict=True):
-        if not known:
-            raise DataError("it has no variants to compare, only dedupe", path=str(folder))
         chosen.append(_RECORD if known == (_RECORD,) else arm or known[-1])
         if chosen[-1] not in known:
             raise UsageError(f"{folder} has no variant {arm!r}; it has {', '.join(known)}")

@@ -78,7 +78,7 @@ class Plan:
 
     title: str
     arms: tuple[ArmPlan, ...]
-    """The first is the baseline."""
+    """The first is the baseline, with which the others are compared."""
     pairs: int = PAIRS
     """At most: it ends earlier when the answer is clear."""
     seed: int | None = None

@@ -75,8 +75,7 @@ def protocol_document(protocol: ProtocolResult) -> Document:
         # An advice is given once.
         cards.append(replace(card, action="") if card.action in told else card)
         told.add(card.action)
-    if cards:
-        blocks.append(Section(title="Variants", blocks=cards, layout="cards"))
+    blocks.append(Section(title="Variants", blocks=cards, layout="cards"))
     blocks.append(Section(title="Notes", blocks=[Bullets(_facts(protocol))]))
     for arm in protocol.arms:
         by_tail: dict[str, list[str]] = {}
@@ -317,17 +316,16 @@ def _facts(protocol: ProtocolResult) -> list[str]:
         lines.append(protocol.losses)
     lines += [f"Different settings: {text}" for text in protocol.differing_settings]
     lines += _describe_missing(protocol.matrix)
-    if protocol.arms:
-        # Such as: 2 pairs, in the order A B B A (A x, B y); 3 min 02 s
-        parts = [count_words(protocol.pairs, "pair")]
-        if protocol.pairs < protocol.planned_pairs:
-            parts = [f"{protocol.pairs} of {count_words(protocol.planned_pairs, 'pair')}"]
-        if protocol.order:
-            letters = {arm.name: chr(65 + at) for at, arm in enumerate(protocol.arms)}
-            names = ", ".join(f"{letter} {name}" for name, letter in letters.items())
-            order = " ".join(letters[name] for name in protocol.order)
-            parts.append(f"in the order {order} ({names})")
-        lines.append(f"{', '.join(parts)}; {format_duration(protocol.seconds)}")
+    # Such as: 2 pairs, in the order A B B A (A x, B y); 3 min 02 s
+    parts = [count_words(protocol.pairs, "pair")]
+    if protocol.pairs < protocol.planned_pairs:
+        parts = [f"{protocol.pairs} of {count_words(protocol.planned_pairs, 'pair')}"]
+    if protocol.order:
+        letters = {arm.name: chr(65 + at) for at, arm in enumerate(protocol.arms)}
+        names = ", ".join(f"{letter} {name}" for name, letter in letters.items())
+        order = " ".join(letters[name] for name in protocol.order)
+        parts.append(f"in the order {order} ({names})")
+    lines.append(f"{', '.join(parts)}; {format_duration(protocol.seconds)}")
     return [*lines, *protocol.notes, *protocol.matrix.notes]
 
 
