@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
@@ -96,8 +95,8 @@ def render_page(document: Document) -> str:
     page: str = template.render(
         document=document,
         made=format_date(document.data["made"]),
-        data=_script_json(to_plain(document.data)),
-        figures=_script_json(to_plain(figures)),
+        data=to_plain(document.data),
+        figures=to_plain(figures),
         library=library,
     )
     # White space between inline elements would show.
@@ -113,12 +112,6 @@ def _figures(blocks: Iterable[Block]) -> Iterator[tuple[str, Any]]:
             for number, panel in enumerate(block.panels):
                 if panel.figure is not None:
                     yield f"{block.name}-{number}", panel.figure
-
-
-def _script_json(value: Any) -> str:
-    """Nothing in it can end the script that it stands in."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False, default=str)
-    return text.translate({ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&'"})
 
 
 @cache
@@ -139,6 +132,7 @@ def _load_assets(*, has_charts: bool) -> tuple[Any, str]:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "default": str}
     environment.filters.update(
         kind=lambda block: type(block).__name__,
         slug=lambda title: re.sub(r"\W+", "-", title.lower()).strip("-"),
