@@ -127,9 +127,9 @@ def test_what_comes_from_outside_is_escaped_everywhere() -> None:
     elements = Page(html).elements
     assert not [a for _, a in elements if "onerror" in a or "src" in a]
     words = [
-        one["text"]
+        one["label"]["text"]
         for figure in Page(html).data["report-figures"].values()
-        for one in figure["layout"].get("annotations", ())
+        for one in figure["layout"].get("shapes", ())
     ]
     assert "&lt;/script&gt;" in "".join(words)
     assert not [text for text in words if "<" in text]

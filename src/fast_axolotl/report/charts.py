@@ -227,7 +227,6 @@ def time_chart(spec: TimeChart, runs: Sequence[RunCurves]) -> Chart | None:
                     unifiedhovertitle={"text": f"%{{x:,.1f}} {time_unit}"},
                 ),
                 "shapes": [],
-                "annotations": [],
             }
             traces: list[Figure] = []
             for number, lane, top, scale in lanes:
@@ -244,15 +243,14 @@ def time_chart(spec: TimeChart, runs: Sequence[RunCurves]) -> Chart | None:
                 limit = read_limit(run.summary, lane)
                 if limit is not None and limit <= top:
                     # A dashed line over the whole width, and the words on it.
-                    value, on = limit * scale[0], {"xref": "paper", "yref": f"y{which}"}
-                    line = {"x0": 0, "x1": 1, "y0": value, "y1": value}
-                    style = {"color": colour("limit"), "width": 1.2, "dash": "dash"}
-                    layout["shapes"].append({"type": "line", **on, **line, "line": style})
                     words = format_share(limit, decimals=0)
                     if isinstance(lane.limit, str):
                         words = FIGURES[lane.limit].label
-                    place = {**on, "x": 1, "xanchor": "right", "y": value, "yanchor": "bottom"}
-                    layout["annotations"].append(_words(words, "limit", **place))
+                    line = {"x0": 0, "x1": 1, "y0": limit * scale[0], "y1": limit * scale[0]}
+                    style = {"color": colour("limit"), "width": 1.2, "dash": "dash"}
+                    line |= {"line": style, "label": _words(words, "limit", "end")}
+                    on = {"type": "line", "xref": "paper", "yref": f"y{which}"}
+                    layout["shapes"].append({**on, **line})
             _add_phases(layout, run, by, is_named=spec.name == "stall")
             height = 340 if lanes[1:] else _HEIGHT
             figure = {"traces": traces, "layout": layout, "height": height, "right": 40}
@@ -315,15 +313,13 @@ def _curve_traces(
 
 def _add_phases(layout: Figure, run: RunCurves, by: float, *, is_named: bool) -> None:
     """Stretches that are no steady training, shaded."""
-    whole = {"xref": "x", "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
+    whole = {"type": "rect", "xref": "x", "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
     for phase in run.series.get("phases", ()):
         ends = {"x0": phase["begin"] * by, "x1": phase["end"] * by}
         fill = {"line": {"width": 0}, "fillcolor": colour("muted", 0.10)}
-        layout["shapes"].append({"type": "rect", **whole, **ends, **fill})
-        if is_named:
-            name = html.escape(phase["name"].replace("warmup", "warm-up"))
-            place = {"xref": "x", "x": ends["x0"], "xanchor": "left", "yref": "paper", "y": 1}
-            layout["annotations"].append(_words(name, "muted", yanchor="bottom", **place))
+        name = html.escape(phase["name"].replace("warmup", "warm-up")) if is_named else ""
+        label = _words(name, "muted", "top left")
+        layout["shapes"].append({**whole, **ends, **fill, "label": label})
 
 
 def loss_chart(runs: Sequence[RunCurves]) -> Chart | None:
@@ -384,7 +380,7 @@ def points(
     return {"type": "scatter", "mode": "lines", "x": x, "y": y, "name": name, "line": line} | more
 
 
-def _words(text: str, role: str, **place: Any) -> Figure:
-    """A few words at a place of a figure."""
+def _words(text: str, role: str, place: str) -> Figure:
+    """A few words above a shape of a figure."""
     font = {"color": colour(role), "size": 11}
-    return {"text": text, "showarrow": False, "font": font, **place}
+    return {"text": text, "textposition": place, "yanchor": "bottom", "font": font}
