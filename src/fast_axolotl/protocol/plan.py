@@ -13,7 +13,6 @@ import re
 import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import Any
 
 from fast_axolotl.errors import UsageError, mask_secrets, mask_words
@@ -148,16 +147,11 @@ class State:
 
 
 def plan_commands(baseline: str, candidate: str, **settings: Any) -> Plan:
-    """Two commands against each other; ``settings`` are more fields of the plan.
-
-    The title names what they share once: ``python train.py: as it is vs. --workers 4``.
-    """
-    words = mask_secrets(baseline).split(), mask_secrets(candidate).split()
-    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*words, strict=False)))
-    apart = " vs. ".join(" ".join(one[shared:]) or "as it is" for one in words)
+    """Two commands against each other; ``settings`` are more fields of the plan."""
+    arms = plan_arm("baseline", baseline), plan_arm("candidate", candidate)
     return Plan(
-        title=": ".join(filter(None, (" ".join(words[0][:shared]), apart))),
-        arms=(plan_arm("baseline", baseline), plan_arm("candidate", candidate)),
+        title=" vs. ".join(arm.text for arm in arms),
+        arms=arms,
         same_work=("baseline", "candidate"),
         **settings,
     )
