@@ -251,7 +251,7 @@ def time_chart(spec: TimeChart, runs: Sequence[RunCurves]) -> Chart | None:
                     line |= {"line": style, "label": _words(words, "limit", "end")}
                     on = {"type": "line", "xref": "paper", "yref": f"y{which}"}
                     layout["shapes"].append({**on, **line})
-            _add_phases(layout, run, by, is_named=spec.name == "stall")
+            _add_phases(layout, run, by)
             height = 340 if lanes[1:] else _HEIGHT
             figure = {"traces": traces, "layout": layout, "height": height, "right": 40}
         texts = map(": ".join, figure_rows(spec.figures, [run.summary])[0])
@@ -311,15 +311,15 @@ def _curve_traces(
     return [*traces, points(x, y, curve.role, curve.label, dash=dash, **more)]
 
 
-def _add_phases(layout: Figure, run: RunCurves, by: float, *, is_named: bool) -> None:
+def _add_phases(layout: Figure, run: RunCurves, by: float) -> None:
     """Stretches that are no steady training, shaded."""
     whole = {"type": "rect", "xref": "x", "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
     for phase in run.series.get("phases", ()):
         ends = {"x0": phase["begin"] * by, "x1": phase["end"] * by}
         fill = {"line": {"width": 0}, "fillcolor": colour("muted", 0.10)}
-        name = html.escape(phase["name"].replace("warmup", "warm-up")) if is_named else ""
-        label = _words(name, "muted", "top left")
-        layout["shapes"].append({**whole, **ends, **fill, "label": label})
+        name = html.escape(phase["name"].replace("warmup", "warm-up"))
+        fill["label"] = _words(name, "muted", "top left")
+        layout["shapes"].append({**whole, **ends, **fill})
 
 
 def loss_chart(runs: Sequence[RunCurves]) -> Chart | None:
