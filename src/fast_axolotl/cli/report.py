@@ -83,7 +83,7 @@ def report(
         "title": page.title,
         "files": [{"path": str(path), "bytes": path.stat().st_size} for path in written],
         "notes": list(page.footnotes),
-        "answer": None if protocol is None else protocol["paragraph"],
+        "answer": None if protocol is None else protocol.paragraph,
     }
     lines = [f"{file['path']}  {file['bytes'] / 1e6:,.1f} MB" for file in found["files"]]
     print(to_json(found) if as_json else "\n".join([*page.footnotes, *lines]))

@@ -43,7 +43,7 @@ def report_document(
     version: str,
 ) -> Document:
     """Everything about runs, or about a protocol: one run of each arm, then runs beside it."""
-    data: dict[str, Any] = {"title": title, "made": made, "version": version, "protocol": None}
+    data: dict[str, Any] = {"title": title, "made": made, "version": version, "protocol": protocol}
     data["runs"] = [
         {"name": run.name, "summary": run.summary, "series": read_series(run.record, run.summary)}
         for run in runs[:MOST_RUNS]
@@ -68,9 +68,6 @@ def report_document(
         blocks = [*protocol_document(protocol).blocks]
         blocks += verdict_blocks(runs[arm_runs:], is_named=True)
         blocks += run_blocks(runs, charts)
-        plain = data["protocol"] = to_plain(protocol)
-        for run in (run for arm in plain["arms"] for run in arm["runs"]):
-            del run["losses"]  # Those of runs that are drawn are among their series.
     # When it was, how long it took, and on which machine.
     parts = [describe_gpus(run.record) for run in runs]
     if protocol is not None:
