@@ -227,19 +227,15 @@ def _sum_up_arm(
 
     counted.sort(key=lambda number: finite(figures[number].figures.get(primary)) or 0.0)
     shown = counted[(len(counted) - 1) // 2] if counted else measured[-1]
-    summary = figures[shown]
-    settings = {
-        name: summary.settings[name] for name in LOADER_SETTINGS if name in summary.settings
-    }
-    shown_run = state.runs[shown].folder
-    return replace(judge_arm(arm, summary), settings=settings, shown_run=shown_run)
+    return replace(judge_arm(arm, figures[shown]), shown_run=state.runs[shown].folder)
 
 
 def judge_arm(arm: Arm, summary: RunSummary) -> Arm:
-    """The arm with the verdict and the phases of a step of the run that stands for it."""
-    verdict = summary.verdict
+    """The arm with the settings, the verdict and the phases of the run that stands for it."""
+    verdict, known = summary.verdict, summary.settings
     return replace(
         arm,
+        settings={name: known[name] for name in LOADER_SETTINGS if name in known},
         verdict=" ".join(filter(None, (verdict.kind, verdict.subtype))),
         headline=verdict.headline,
         action=verdict.action,

@@ -212,7 +212,7 @@ def _read_side(folder: Path, *, is_checked: bool) -> ProtocolResult:
         started=run.started,
         seconds=run.duration_seconds,
         pairs=1,
-        arms=(judge_arm(Arm(name=_RECORD, text="", command=(), settings=run.settings), run),),
+        arms=(judge_arm(Arm(name=_RECORD, text="", command=()), run),),
         matrix=build_matrix({_RECORD: [run]}),
         notes=() if run.end_reason == "finished" else (f"{folder}: {end}.",),
     )

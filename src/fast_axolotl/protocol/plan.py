@@ -196,7 +196,6 @@ def plan_world_sizes(plan: Plan, counts: Collection[int]) -> Plan:
             arm,
             name=count_words(count, "gpu").replace(" ", "-").replace(",", ""),
             command=tuple(word.replace("{world_size}", str(count)) for word in arm.command),
-            times_decide=False,
         )
         for count in sorted(set(counts))
     ]
