@@ -68,13 +68,7 @@ def protocol_document(protocol: ProtocolResult) -> Document:
         blocks.append(Section(title="Comparison", blocks=[_matrix_table(protocol.matrix)]))
     elif not any(map(_counted_runs, protocol.arms)):
         blocks.append(Paragraph(_NO_RUN))
-    told = {card.action for card in answer if isinstance(card, Card)}
-    cards = []
-    for arm in protocol.arms:
-        card = _arm_card(protocol, arm)
-        # An advice is given once.
-        cards.append(replace(card, action="") if card.action in told else card)
-        told.add(card.action)
+    cards = [_arm_card(protocol, arm) for arm in protocol.arms]
     blocks.append(Section(title="Variants", blocks=cards, layout="cards"))
     blocks.append(Section(title="Notes", blocks=[Bullets(_facts(protocol))]))
     for arm in protocol.arms:
@@ -306,7 +300,9 @@ def _arm_card(protocol: ProtocolResult, arm: Arm) -> Card:
         name = shown.folder.rstrip("/").rpartition("/")[2]
         notes.append(f"Verdict of run {name}{', a warm-up run' if shown.pair < 0 else ''}.")
     headline = arm.headline or _NO_RUN
-    return Card(name=arm.name, badges=badges, headline=headline, action=arm.action, notes=notes)
+    # Not what the answer has advised already.
+    action = "" if arm.action in protocol.paragraph else arm.action
+    return Card(name=arm.name, badges=badges, headline=headline, action=action, notes=notes)
 
 
 def _facts(protocol: ProtocolResult) -> list[str]:
