@@ -246,7 +246,8 @@ def time_chart(spec: TimeChart, runs: Sequence[RunCurves]) -> Chart | None:
                     words = format_share(limit, decimals=0)
                     if isinstance(lane.limit, str):
                         words = FIGURES[lane.limit].label
-                    line = {"x0": 0, "x1": 1, "y0": limit * scale[0], "y1": limit * scale[0]}
+                    value = limit * scale[0]
+                    line: Figure = {"x0": 0, "x1": 1, "y0": value, "y1": value}
                     style = {"color": colour("limit"), "width": 1.2, "dash": "dash"}
                     line |= {"line": style, "label": _words(words, "limit", "end")}
                     on = {"type": "line", "xref": "paper", "yref": f"y{which}"}
