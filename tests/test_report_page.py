@@ -23,7 +23,7 @@ from fast_axolotl.record.protocol_result import ProtocolResult
 from fast_axolotl.report import page
 from fast_axolotl.report.charts import RunCurves, make_charts
 from fast_axolotl.report.document import Chart
-from fast_axolotl.report.page import MOST_RUNS, render_page
+from fast_axolotl.report.page import render_page
 from fast_axolotl.report.runs import find_alarms
 from fast_axolotl.report.series import MOST_POINTS, Track, read_series, round_figures
 from support.golden import GOLDEN, Page
@@ -162,13 +162,6 @@ def test_colours_can_be_told_apart(place: int) -> None:
     assert contrast("muted", "plain-wash") >= 4.5
     for name in ("step", "wait", "host", "pss", "anon", "hwm", "calls"):
         assert contrast(name, "card") >= 3.0, name
-
-
-def test_more_runs_than_fit_are_in_the_tables_without_charts() -> None:
-    html = render_page(as_report(*([one_step()] * (MOST_RUNS + 2))))
-    assert len(Page(html).data["report-data"]["runs"]) == MOST_RUNS
-    assert f"the first {MOST_RUNS} of {MOST_RUNS + 2} runs" in html
-    assert html.count('<th scope="col"><bdi>run-7</bdi></th>') > 3
 
 
 @pytest.mark.parametrize("name", ["plotly.offline", "jinja2"])

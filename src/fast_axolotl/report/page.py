@@ -28,9 +28,6 @@ from fast_axolotl.report.series import read_series
 GENERATOR = "fast-axolotl report"
 """What the page's head says of who made it."""
 
-MOST_RUNS = 6
-"""Runs with charts in one page."""
-
 
 def report_document(
     title: str,
@@ -46,20 +43,18 @@ def report_document(
     data: dict[str, Any] = {"title": title, "made": made, "version": version, "protocol": protocol}
     data["runs"] = [
         {"name": run.name, "summary": run.summary, "series": read_series(run.record, run.summary)}
-        for run in runs[:MOST_RUNS]
+        for run in runs
     ]
     curves = [
         RunCurves(place=place, name=run.name, series=own["series"], summary=run.summary)
-        for place, (run, own) in enumerate(zip(runs, data["runs"], strict=False))
+        for place, (run, own) in enumerate(zip(runs, data["runs"], strict=True))
     ]
     charts: list[Block] = list(make_charts(curves))
-    drawn = "" if protocol is None else "One run of each variant: the one its verdict is of."
-    if len(runs) > MOST_RUNS:
-        drawn = f"{drawn} Charts show the first {MOST_RUNS} of {len(runs)} runs.".strip()
     if charts:
-        hint = "Drag to zoom, double-click to reset. Keyboard: + and − zoom, arrow keys move, 0 "
-        texts = [Paragraph(text, "muted") for text in (f"{hint}resets.", drawn) if text]
-        charts = [Section(title="Charts", blocks=[*texts, *charts])]
+        text = "Drag to zoom, double-click to reset. Keys: + and − zoom, arrows move, 0 resets."
+        if protocol is not None:
+            text += " One run of each variant: the one its verdict is of."
+        charts = [Section(title="Charts", blocks=[Paragraph(text, "muted"), *charts])]
     if protocol is None:
         blocks = verdict_blocks(runs)
         blocks += beside_each_other(runs) if len(runs) > 1 else []
