@@ -42,7 +42,7 @@ from support.golden import (
     read_page,
     terminal,
 )
-from support.reports import screen_of
+from support.reports import report_run, screen_of
 
 WIDTHS = (80, 160)
 
@@ -88,9 +88,8 @@ def read(folder: str | Path) -> tuple[Any, Any]:
 
 
 def short_summary(folder: str) -> str:
-    record, summary = read(folder)
     with terminal(80) as (out, _):
-        show_short_summary(summary, record, file=out)
+        show_short_summary(report_run(read_run(folder)), file=out)
     return plain(out.getvalue())
 
 

@@ -28,7 +28,7 @@ from fast_axolotl.report.live import Display, Moment, follow, format_line, take_
 from fast_axolotl.report.runs import describe_gpus, show_short_summary
 from fast_axolotl.report.terminal import print_document
 from support.records import START_TIME, every, make_rank, make_run, make_system, steady, write_run
-from support.reports import screen_of, shown
+from support.reports import report_run, screen_of, shown
 
 SECONDS = 9.05
 """How long ``running`` has run."""
@@ -244,7 +244,7 @@ def test_the_command_after_a_run_can_be_pasted() -> None:
     record = make_run(make_rank())
     record.path = "out dir ü/p [x]"
     file = io.StringIO()
-    show_short_summary(summarise(record), record, file=file)
+    show_short_summary(report_run(record), file=file)
     assert "Every figure: fast-axolotl show --all 'out dir ü/p [x]'\n" in file.getvalue()
 
 

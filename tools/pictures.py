@@ -32,7 +32,7 @@ from fast_axolotl.record.protocol_result import ProtocolResult
 from fast_axolotl.report.comparison import protocol_document
 from fast_axolotl.report.live import lay_out, take_moment
 from fast_axolotl.report.page import render_page
-from fast_axolotl.report.runs import show_short_summary
+from fast_axolotl.report.runs import ReportRun, show_short_summary
 from fast_axolotl.report.terminal import print_document
 
 REPOSITORY = Path(__file__).parents[1]
@@ -108,7 +108,7 @@ def answers(records: Path) -> str:
     out = io.StringIO()
     with redirect_stdout(out):
         print("$ fast-axolotl measure --output runs/before --", *protocol.arms[0].command)
-        show_short_summary(summarise(before), before)
+        show_short_summary(ReportRun(name="", record=before, summary=summarise(before)))
         print(f"\n$ fast-axolotl protocol --baseline {one} --candidate {other}")
         print_document(protocol_document(protocol), width=120)
     return out.getvalue().replace(str(records), "runs")

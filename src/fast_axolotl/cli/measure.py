@@ -200,7 +200,7 @@ def _print_summary(run_dir: str, begin: float) -> None:
     """The training of the run with the most steps; a second one is recorded beside the first."""
     from fast_axolotl.measure.summary import summarise
     from fast_axolotl.record.folder import choose_training, read_trainings
-    from fast_axolotl.report.runs import show_short_summary
+    from fast_axolotl.report.runs import ReportRun, show_short_summary
     from fast_axolotl.system import node_name
 
     try:
@@ -217,7 +217,7 @@ def _print_summary(run_dir: str, begin: float) -> None:
         folder = shlex.quote(shown.path)
         say(f"{node_name()} wrote its part of the record: fast-axolotl show {folder}")
         return
-    show_short_summary(summary, shown, file=sys.stderr)
+    show_short_summary(ReportRun(name="", record=shown, summary=summary), file=sys.stderr)
     others = [record.path for record in records if record is not shown]
     if others:
         say(f"this training has the most steps of {len(records)}; the others: {', '.join(others)}")

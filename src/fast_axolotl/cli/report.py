@@ -112,7 +112,7 @@ def show(
     if is_all or as_json:
         print_result(shown.summary, run_document(shown), as_json=as_json)
     else:
-        show_short_summary(shown.summary, shown.record)
+        show_short_summary(shown)
 
 
 def print_runs(root: Path, *, as_json: bool) -> None:
