@@ -42,7 +42,7 @@ def some_protocol(folder: Path, protocol: ProtocolResult | None = None) -> Path:
 def runs_of(*folders: Path) -> dict[str, Any]:
     """The summaries of a page by the names of its runs."""
     page, _ = make_documents(folders)
-    return {run["name"]: run["summary"] for run in page.data["runs"]}
+    return {run.name: run.summary for run in page.data["runs"]}
 
 
 def test_a_run_becomes_a_page(

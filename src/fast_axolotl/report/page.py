@@ -40,15 +40,11 @@ def report_document(
     version: str,
 ) -> Document:
     """Everything about runs, or about a protocol: one run of each arm, then runs beside it."""
-    data: dict[str, Any] = {"title": title, "made": made, "version": version, "protocol": protocol}
-    data["runs"] = [
-        {"name": run.name, "summary": run.summary, "series": read_series(run.record, run.summary)}
-        for run in runs
-    ]
-    curves = [
-        RunCurves(place=place, name=run.name, series=own["series"], summary=run.summary)
-        for place, (run, own) in enumerate(zip(runs, data["runs"], strict=True))
-    ]
+    curves = []
+    for place, run in enumerate(runs):
+        series = read_series(run.record, run.summary)
+        curves.append(RunCurves(place=place, name=run.name, series=series, summary=run.summary))
+    data = {"title": title, "made": made, "version": version, "protocol": protocol, "runs": curves}
     charts: list[Block] = list(make_charts(curves))
     if charts:
         text = "Drag to zoom, double-click to reset. Keys: + and − zoom, arrows move, 0 resets."
