@@ -11,7 +11,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -158,7 +158,7 @@ def _measure(
         say(status_line(environment))
     say(f"measuring into {order.run_dir}")
     begin = time.time()
-    with LiveRun(order.run_dir, environment) if live else nullcontext() as view:
+    with closing(LiveRun(order.run_dir, environment)) if live else nullcontext() as view:
         code = supervise(
             program,
             command,
