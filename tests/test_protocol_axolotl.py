@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fast_axolotl.errors import DataError, MissingFileError, UsageError
+from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol.axolotl_plan import parse_pins, plan_axolotl
 from fast_axolotl.protocol.plan import Plan, plan_commands
 from fast_axolotl.protocol.runner import run_protocol
@@ -121,7 +121,7 @@ def test_a_list_can_be_pinned_and_pins_that_are_none_are_refused() -> None:
 
 
 def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MissingFileError, match=r"nothing\.yml"):
+    with pytest.raises(DataError, match=r"nothing\.yml: cannot be read: No such file"):
         plan_axolotl(tmp_path / "nothing.yml")
     (tmp_path / "bad.yml").write_text("a: [")
     with pytest.raises(DataError, match="not YAML"):

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fast_axolotl.errors import DataError, MissingExtraError, MissingFileError, UsageError
+from fast_axolotl.errors import DataError, MissingExtraError, UsageError
 from fast_axolotl.protocol.plan import ArmPlan, Plan, plan_arm
 
 COMMAND = "axolotl train {config}"
@@ -138,8 +138,6 @@ def read_config(path: str | Path, pins: Mapping[str, Any]) -> dict[str, Any]:
     yaml = _import_yaml()
     try:
         found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise MissingFileError("there is no such configuration file", path=str(path)) from None
     except OSError as error:
         reason = error.strerror or str(error)
         raise DataError(f"cannot be read: {reason}", path=str(path)) from error
