@@ -143,10 +143,8 @@ def beside_each_other(runs: Sequence[ReportRun]) -> list[Block]:
 
 
 def shown_run(arm: Arm) -> ArmRun | None:
-    """The run that stands for an arm; where none was chosen, the last that counts."""
-    done = [run for run in arm.runs if run.status == "done"]
-    chosen = [run for run in done if run.folder == arm.shown_run]
-    return next(reversed(chosen or _counted_runs(arm) or done), None)
+    """The run that stands for an arm; ``None`` before one has succeeded."""
+    return next((run for run in arm.runs if run.folder == arm.shown_run), None)
 
 
 def describe_progress(protocol: ProtocolResult) -> str:
