@@ -68,16 +68,6 @@ class Comparison:
     notes: tuple[str, ...] = ()
     checks: tuple[Check, ...] = ()
 
-    @property
-    def is_broken(self) -> bool:
-        """Whether any limit is."""
-        return any(check.is_broken for check in self.checks)
-
-    @property
-    def is_unchecked(self) -> bool:
-        """Whether any limit could not be checked."""
-        return not all(check.is_checked for check in self.checks)
-
 
 def parse_check(text: str, *, is_required: bool = False) -> Check:
     """A limit as it is written on the command line."""
