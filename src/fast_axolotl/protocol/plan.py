@@ -29,10 +29,6 @@ PAIRS = 10
 """At most: four of five protocols then find a change of twice the noise between runs."""
 _BLOCKS = tuple(tuple(sign == "+" for sign in block) for block in ("++--", "+--+", "--++", "-++-"))
 """Rounds that go forwards."""
-MATTERS = 0.01
-"""Share below which a change does not matter. Ours: less than quiet machines differ by."""
-WARMUP = 1
-"""The first run of an arm fills the page cache and compiles kernels: it does not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +78,10 @@ class Plan:
     """At most: it ends earlier when the answer is clear."""
     seed: int | None = None
     """Of the order of the runs; ``None``: drawn when the protocol begins."""
-    warmup: int = WARMUP
-    """Runs of every arm before the first that counts."""
-    matters: float = MATTERS
+    warmup: int = 1
+    """Runs of every arm before the first that counts: they fill the page cache, compile kernels."""
+    matters: float = 0.01
+    """Share below which a change does not matter. Ours: less than quiet machines differ by."""
     max_minutes: float | None = None
     """After which no further round is begun."""
     data_path: str | None = None
