@@ -285,10 +285,8 @@ def run_trial(
                 return found
     words = (word.replace("{micro_batch}", str(micro_batch)) for word in arm.command)
     command = tuple(word.replace("{accumulation}", str(accumulation)) for word in words)
-    config = None
-    if arm.config is not None:
-        sizes = {"micro_batch_size": micro_batch, "gradient_accumulation_steps": accumulation}
-        config = {**arm.config, **sizes, **keys}
+    sizes = {"micro_batch_size": micro_batch, "gradient_accumulation_steps": accumulation}
+    config = None if arm.config is None else {**arm.config, **sizes, **keys}
     turn = Turn(number=number, arm=replace(arm, name=name, command=command, config=config), pair=0)
     running.save()  # a folder with a run and no state is not continued
     state.runs[number] = running.run_turn(turn)
