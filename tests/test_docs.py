@@ -45,6 +45,7 @@ from support.axolotl import run_child
 from support.children import NEEDS_TORCH
 from support.files import COMPRESSIONS, jsonl_bytes, parquet_bytes, squeeze
 from support.golden import GOLDEN, command, plain, terminal
+from support.reports import report_run
 from tools import reference, site
 
 REPOSITORY = Path(__file__).parents[1]
@@ -369,7 +370,7 @@ def test_an_answer_is_what_is_said_of_the_record(block: Block) -> None:
     folder = REPOSITORY / block.note.removeprefix("answer:").strip()
     record = read_run(folder)
     with terminal(110) as (out, _):
-        show_short_summary(summarise(record), record, file=out)
+        show_short_summary(report_run(record), file=out)
     answer = plain(out.getvalue()).strip("\n").partition("\n\n")[0]
     answer = f"$ fast-axolotl measure --output runs/a -- python train.py\n{answer}\n…\n"
     if os.environ.get("FAST_AXOLOTL_UPDATE_GOLDEN"):

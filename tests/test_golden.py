@@ -27,7 +27,7 @@ from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.figures import VERDICTS
 from fast_axolotl.record.protocol_result import ProtocolResult
 from fast_axolotl.report.comparison import protocol_document
-from fast_axolotl.report.live import format_line, lay_out, take_moment
+from fast_axolotl.report.live import format_line, take_moment
 from fast_axolotl.report.markdown import document_markdown
 from fast_axolotl.report.runs import show_short_summary
 from support import files
@@ -42,6 +42,7 @@ from support.golden import (
     read_page,
     terminal,
 )
+from support.reports import report_run, screen_of
 
 WIDTHS = (80, 160)
 
@@ -87,9 +88,8 @@ def read(folder: str | Path) -> tuple[Any, Any]:
 
 
 def short_summary(folder: str) -> str:
-    record, summary = read(folder)
     with terminal(80) as (out, _):
-        show_short_summary(summary, record, file=out)
+        show_short_summary(report_run(read_run(folder)), file=out)
     return plain(out.getvalue())
 
 
@@ -131,10 +131,8 @@ def live_frames(folder: str) -> Iterator[tuple[str, str]]:
     for what, options in moments.items():
         moment = take_moment(folder, record, summarise, **options)
         yield f"{what}, as a line", format_line(moment)
-        for width, height in ((60, 20), (120, None)):
-            lines = lay_out(moment, width=width, height=height)
-            text = "\n".join(line.plain.rstrip() for line in lines)
-            yield f"{what}, {width} columns, {height or 'all'} lines", text
+        for width in (60, 120):
+            yield f"{what}, {width} columns", screen_of(moment, width)
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)

@@ -24,11 +24,11 @@ from fast_axolotl.record import Log, RunRecord, SystemRecord
 from fast_axolotl.record.catalogue import FIGURES, GROUPS
 from fast_axolotl.record.codec import to_json
 from fast_axolotl.report.document import Document, Table
-from fast_axolotl.report.live import Display, Moment, follow, format_line, lay_out, take_moment
+from fast_axolotl.report.live import Display, Moment, follow, format_line, take_moment
 from fast_axolotl.report.runs import describe_gpus, show_short_summary
 from fast_axolotl.report.terminal import print_document
 from support.records import START_TIME, every, make_rank, make_run, make_system, steady, write_run
-from support.reports import shown
+from support.reports import report_run, screen_of, shown
 
 SECONDS = 9.05
 """How long ``running`` has run."""
@@ -36,11 +36,6 @@ SECONDS = 9.05
 
 def moment_of(record: RunRecord, *, after: float = SECONDS, **named: Any) -> Moment:
     return take_moment("runs/a", record, summarise, clock=START_TIME + after, **named)
-
-
-def text_of(moment: Moment, *, width: int = 100, height: int | None = None) -> str:
-    lines = lay_out(moment, width=width, height=height)
-    return "\n".join(line.plain.rstrip() for line in lines)
 
 
 def running(share: float = 0.3, **named: Any) -> RunRecord:
@@ -63,20 +58,18 @@ def many_ranks(number: int) -> RunRecord:
 
 
 @pytest.mark.parametrize("number", [1, 2, 64])
-def test_every_moment_fits_its_terminal(number: int) -> None:
+def test_every_moment_fits_the_width_of_its_terminal(number: int) -> None:
     moment = moment_of(many_ranks(number), log=["長い行" * 40, "", "end"], after=99.0)
     for width in (1, 18, 40, 60, 80, 300):
-        for height in (1, 5, 12, 24, 60):
-            lines = lay_out(moment, width=width, height=height)
-            assert 1 <= len(lines) <= height
-            assert max(cell_len(line.plain) for line in lines) <= width
+        lines = screen_of(moment, width=width).splitlines()
+        assert max(map(cell_len, lines)) <= width
 
 
 def test_nothing_is_told_of_what_has_not_begun() -> None:
     moment = moment_of(make_run())
-    assert "stall" not in text_of(moment) + format_line(moment)
+    assert "stall" not in screen_of(moment) + format_line(moment)
     system = make_system(end=None, samples=2)
-    assert "working set" in text_of(moment_of(make_run(system=system)))
+    assert "working set" in screen_of(moment_of(make_run(system=system)))
 
 
 def test_now_is_the_last_seconds() -> None:
@@ -84,7 +77,7 @@ def test_now_is_the_last_seconds() -> None:
     moment = moment_of(make_run(rank))
     assert moment.now.stall_fraction == pytest.approx(0.5)
     assert (moment.summary.stall_fraction or 0.0) < 0.4
-    assert "50.0 % now · 3" in text_of(moment)
+    assert "50.0 % now · 3" in screen_of(moment)
     # So are the samples.
     record = running()
     samples = record.system.samples
@@ -97,15 +90,15 @@ def test_now_is_the_last_seconds() -> None:
 
 def test_device_waits_count_where_there_are_any_and_the_host_s_stand_beside() -> None:
     rank = make_rank(wait=steady(0.5), device_wait=steady(0.02), fetches=900, end=None)
-    text = text_of(moment_of(make_run(rank)))
+    text = screen_of(moment_of(make_run(rank)))
     assert re.search(r"^stall +2\.0 %$", text, re.M)
     assert re.search(r"^CPU-side wait +98\.0 %$", text, re.M)
 
 
 def test_a_run_that_makes_no_step_or_has_ended_is_noticed() -> None:
-    assert "no step for 1 min 30 s" in text_of(moment_of(running(), after=100 + SECONDS - 6))
-    assert "training has ended" in text_of(moment_of(make_run(make_rank()), after=0.0))
-    assert "training failed" in text_of(moment_of(make_run(make_rank(end="exception"))))
+    assert "no step for 1 min 30 s" in screen_of(moment_of(running(), after=100 + SECONDS - 6))
+    assert "training has ended" in screen_of(moment_of(make_run(make_rank()), after=0.0))
+    assert "training failed" in screen_of(moment_of(make_run(make_rank(end="exception"))))
 
 
 def test_what_is_no_number_breaks_nothing() -> None:
@@ -116,7 +109,7 @@ def test_what_is_no_number_breaks_nothing() -> None:
             blocks[index], wall_seconds=math.nan, host_wait_seconds=math.inf, t=math.nan
         )
     record.ranks[0].add(Log(t=1.0, step=3, values={"loss": math.nan}))
-    assert "loss nan" in text_of(moment_of(record), width=80, height=24)
+    assert "loss nan" in screen_of(moment_of(record), width=80)
     assert format_line(moment_of(record))
 
 
@@ -251,7 +244,7 @@ def test_the_command_after_a_run_can_be_pasted() -> None:
     record = make_run(make_rank())
     record.path = "out dir ü/p [x]"
     file = io.StringIO()
-    show_short_summary(summarise(record), record, file=file)
+    show_short_summary(report_run(record), file=file)
     assert "Every figure: fast-axolotl show --all 'out dir ü/p [x]'\n" in file.getvalue()
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fast_axolotl.errors import DataError, MissingFileError, UsageError
+from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.protocol.axolotl_plan import parse_pins, plan_axolotl
-from fast_axolotl.protocol.plan import Plan
+from fast_axolotl.protocol.plan import Plan, plan_commands
 from fast_axolotl.protocol.runner import run_protocol
 from support.axolotl import AGAINST_AXOLOTL
 from support.protocol import FakeLaunch, folder_of, run_fake
@@ -121,7 +121,7 @@ def test_a_list_can_be_pinned_and_pins_that_are_none_are_refused() -> None:
 
 
 def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MissingFileError, match=r"nothing\.yml"):
+    with pytest.raises(DataError, match=r"nothing\.yml: cannot be read: No such file"):
         plan_axolotl(tmp_path / "nothing.yml")
     (tmp_path / "bad.yml").write_text("a: [")
     with pytest.raises(DataError, match="not YAML"):
@@ -164,13 +164,15 @@ def test_each_run_has_a_configuration_and_folders_of_its_own(tmp_path: Path) -> 
 
 def try_dedupe(folder: Path, answer: dict[str, Any] | None, code: int = 0) -> dict[str, Any]:
     def launch(command: Sequence[str], environment: Mapping[str, str], log: Path, tick: Any) -> int:
+        if "fast_axolotl.axolotl.data" not in command:
+            return 1  # a run of an arm
         assert environment["FAST_AXOLOTL"] == "0"
         log.write_text("ImportError: no axolotl\n")
         if answer is not None:
             Path(command[-1]).write_text(json.dumps(answer))
         return code
 
-    plan = Plan(title="dedupe", arms=(), dedupe={"datasets": []})
+    plan = plan_commands("a", "b", pairs=1, warmup=0, dedupe={"datasets": []})
     return run_protocol(plan, folder, environment={}, launch=launch, clock=lambda: 0.0).dedupe
 
 

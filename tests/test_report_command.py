@@ -42,7 +42,7 @@ def some_protocol(folder: Path, protocol: ProtocolResult | None = None) -> Path:
 def runs_of(*folders: Path) -> dict[str, Any]:
     """The summaries of a page by the names of its runs."""
     page, _ = make_documents(folders)
-    return {run["name"]: run["summary"] for run in page.data["runs"]}
+    return {run.name: run.summary for run in page.data["runs"]}
 
 
 def test_a_run_becomes_a_page(
@@ -103,7 +103,11 @@ def test_a_protocol_brings_the_run_that_stands_for_each_arm(tmp_path: Path) -> N
 def test_an_arm_without_runs_or_records_is_noted(tmp_path: Path) -> None:
     protocol = make_protocol()
     failed = tuple(replace(run, status="failed") for run in protocol.arms[1].runs)
-    arms = (protocol.arms[0], replace(protocol.arms[1], runs=failed), protocol.arms[2])
+    arms = (
+        protocol.arms[0],
+        replace(protocol.arms[1], runs=failed, shown_run=""),
+        protocol.arms[2],
+    )
     folder = some_protocol(tmp_path / "protocol", replace(protocol, arms=arms))
     for file in (folder / arms[2].runs[-1].folder).iterdir():
         file.unlink()

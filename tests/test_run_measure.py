@@ -298,17 +298,16 @@ def test_a_trainer_gets_a_callback_unless_it_has_one(
 
 
 @pytest.mark.parametrize(
-    ("flags", "first_line", "code"),
-    [((), "echo hello", 126), (("--measure",), "#!/no/such/interpreter", 127)],
+    ("flags", "first_line"), [((), "echo hello"), (("--measure",), "#!/no/such/interpreter")]
 )
 def test_a_file_that_cannot_be_executed_is_one_line(
-    run: Run, tmp_path: Path, flags: tuple[str, ...], first_line: str, code: int
+    run: Run, tmp_path: Path, flags: tuple[str, ...], first_line: str
 ) -> None:
     script = tmp_path / "script"
     script.write_text(first_line + "\n")
     script.chmod(0o755)
     done = run(*flags, "--", str(script))
-    assert done.returncode == code
+    assert done.returncode == 2
     assert "Traceback" not in done.stderr
     line = f"fast-axolotl: {script} needs a first line that names an interpreter"
     assert line in done.stderr.splitlines()[-1]

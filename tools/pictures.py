@@ -32,7 +32,7 @@ from fast_axolotl.record.protocol_result import ProtocolResult
 from fast_axolotl.report.comparison import protocol_document
 from fast_axolotl.report.live import lay_out, take_moment
 from fast_axolotl.report.page import render_page
-from fast_axolotl.report.runs import show_short_summary
+from fast_axolotl.report.runs import ReportRun, show_short_summary
 from fast_axolotl.report.terminal import print_document
 
 REPOSITORY = Path(__file__).parents[1]
@@ -93,8 +93,7 @@ def live_view(run: Path) -> str:
         record = read_run(folder)
     moment = take_moment("runs/before", record, summarise, clock=0.0)
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
-    for line in lay_out(moment, width=WIDTH):
-        console.print(line)
+    console.print(lay_out(moment))
     console.print(Text())
     lines = console.export_text(clear=False).count("\n")
     height = str(round(LINE_HEIGHT * lines + 28))
@@ -109,7 +108,7 @@ def answers(records: Path) -> str:
     out = io.StringIO()
     with redirect_stdout(out):
         print("$ fast-axolotl measure --output runs/before --", *protocol.arms[0].command)
-        show_short_summary(summarise(before), before)
+        show_short_summary(ReportRun(name="", record=before, summary=summarise(before)))
         print(f"\n$ fast-axolotl protocol --baseline {one} --candidate {other}")
         print_document(protocol_document(protocol), width=120)
     return out.getvalue().replace(str(records), "runs")

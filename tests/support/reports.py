@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from rich.console import Console
+
 from fast_axolotl.measure.summary import summarise
 from fast_axolotl.record import RunRecord, StepBlock, read_run
 from fast_axolotl.record.protocol_result import ProtocolResult
 from fast_axolotl.report.document import Document
+from fast_axolotl.report.live import Moment, lay_out
 from fast_axolotl.report.page import report_document
 from fast_axolotl.report.runs import ReportRun, run_document
 from fast_axolotl.report.terminal import print_document
@@ -43,6 +46,14 @@ def text_of(document: Document, width: int = 100) -> str:
     file = io.StringIO()
     print_document(document, file=file, width=width)
     return file.getvalue()
+
+
+def screen_of(moment: Moment, width: int = 100) -> str:
+    """What a terminal of this width shows of a run that goes on."""
+    console = Console(width=width, file=io.StringIO())
+    with console.capture() as screen:
+        console.print(lay_out(moment))
+    return "\n".join(line.rstrip() for line in screen.get().splitlines())
 
 
 def shown(record: RunRecord, *, width: int = 100, **changed: Any) -> str:

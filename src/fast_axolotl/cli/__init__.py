@@ -7,9 +7,7 @@ the command line. Everything heavy is imported inside the commands, so that ``--
 
 from __future__ import annotations
 
-import codecs
 import io
-import os
 import signal
 import sys
 import warnings
@@ -37,8 +35,6 @@ __all__ = ["app", "main"]
 
 _INTERRUPTED = 130
 """What a shell reports for a command that was stopped with Ctrl-C."""
-_PLAIN = dict(zip("×÷–−→·•µ≥━─┃│", "x/-->**u>--||", strict=True)) | {"…": "..."}
-"""What a terminal without these characters shows in their place."""
 
 
 class _Group(TyperGroup):
@@ -120,7 +116,7 @@ _COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
             "--accumulation {accumulation} --steps {steps}' --global-batch 64",
         ),
         scale: ("scale runs/1-gpu runs/2-gpus", "scale protocols/sizes"),
-        trace: ("trace traces/", "trace traces/ --steps 3:8"),
+        trace: ("trace traces/", "trace rank0.json.gz rank1.json.gz"),
     },
 }
 """The commands as the help groups them, each with examples."""
@@ -142,13 +138,10 @@ def main() -> None:
     """The console script."""
     warnings.showwarning = _show_warning
     signal.signal(signal.SIGTERM, _terminate)
-    codecs.register_error("fast-axolotl", _spell_plainly)
-    locale = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # In the C locale Python writes UTF-8, which such a terminal may not show.
-            is_plain = locale in ("C", "POSIX") and stream.isatty()
-            stream.reconfigure(encoding="ascii" if is_plain else None, errors="fast-axolotl")
+            # A character that the terminal does not have is no reason to end.
+            stream.reconfigure(errors="replace")
     try:
         code = app(prog_name="fast-axolotl", standalone_mode=False)
     except FastAxolotlError as error:
@@ -186,14 +179,6 @@ def _root(
 def _terminate(number: int, frame: object) -> None:
     """Ends as an interrupt does, so that half-written files are removed."""
     sys.exit(_fail(f"stopped by {signal.Signals(number).name}", 128 + number))
-
-
-def _spell_plainly(error: UnicodeError) -> tuple[str, int]:
-    """What stands for characters that a stream does not have, in place of an error."""
-    assert isinstance(error, UnicodeEncodeError)
-    missing = error.object[error.start : error.end]
-    frame = {mark: "+" for mark in missing if "─" <= mark <= "╿"}
-    return "".join((frame | _PLAIN).get(mark, "?") for mark in missing), error.end
 
 
 def _fail(message: str, code: int) -> int:

@@ -201,8 +201,5 @@ def dedupe(request: Request) -> list[Contender]:
     ]
 
 
-CONTENDERS: Mapping[str, Callable[[Request], list[Contender]]] = {
-    "reader": read,
-    "dedupe": dedupe,
-}
+CONTENDERS = {"reader": read, "dedupe": dedupe}
 """Operation to its libraries; the first peer is the one that the answer begins with."""

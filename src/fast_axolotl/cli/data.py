@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -246,11 +245,6 @@ def prepare(
     run again on another node.
     """
     job = _job_options(engine, address, workers, memory, work, restart)
-    if find_spec("axolotl") is None:
-        raise UsageError(
-            "prepare reads the configuration and tokenises with Axolotl, which is not installed "
-            "here: pip install axolotl"
-        )
     from fast_axolotl.cluster.prepare import prepare as prepare_dataset
 
     job |= {"config": str(config), "output": output, "dry_run": dry_run}

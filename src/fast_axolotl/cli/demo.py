@@ -48,10 +48,6 @@ _NOTE = (
     "The candidate uses more memory and takes longer to its first step, because it loads pyarrow "
     "and prepares some batches ahead. Neither grows with the size of the data."
 )
-_STILL_WAITING = (
-    "The candidate still waits: Python turns its rows into arrays one by one, which needs a core "
-    "beside the model's. A DataLoader with workers does such work in other processes."
-)
 _TEXT = "the model reads what it is given and waits for what it is not while rows come"
 _THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 """Of numpy's libraries for matrices, by platform."""
@@ -98,9 +94,7 @@ def demo(
             "where other programs are busy"
         )
         result = run_plan(plan_demo(data), folder / "protocol")
-        is_waiting = result.arms[-1].verdict.startswith("data")
-        notes = (*result.notes, _NOTE, *[_STILL_WAITING] * is_waiting)
-        result = replace(result, notes=notes)
+        result = replace(result, notes=(*result.notes, _NOTE))
         print_protocol(result, is_all=is_all, as_json=as_json)
         if missing := [name for name in ("plotly", "jinja2") if find_spec(name) is None]:
             say(f"there is no HTML report, which needs pip install {' '.join(missing)}")

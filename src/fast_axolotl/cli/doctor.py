@@ -57,7 +57,7 @@ def doctor(as_json: AsJson = False) -> None:
         "machine": {name: machine.get(name) for name in ("python", "system", "cpu", "cores")},
         "installed": {name: version for name, version in versions.items() if version},
         "accelerations": status_line(os.environ),
-        "unavailable": [f"{what}: {why}. {cure}." for what, (why, cure) in find_gaps().items()],
+        "unavailable": list(find_gaps()),
         "problems": problems,
     }
     shown = summary_document({**found, "problems": problems or "none: nothing is broken"})
@@ -73,32 +73,30 @@ def _version(name: str) -> str | None:
         return None
 
 
-def find_gaps(proc: Path = PROC) -> dict[str, tuple[str, str]]:
+def find_gaps(proc: Path = PROC) -> Iterator[str]:
     """What cannot be measured or used here: why, and what to do about it."""
     from fast_axolotl.measure.gpu import open_gpus
 
-    gaps: dict[str, tuple[str, str]] = {}
     what = "GPU utilisation, memory and power"
     if not (proc / "driver" / "nvidia" / "version").exists():
-        gaps[what] = "no NVIDIA driver", "Measure on the machine that has the GPU"
+        yield f"{what}: no NVIDIA driver. Measure on the machine that has the GPU."
     elif _version("nvidia-ml-py") is None:
-        gaps[what] = "nvidia-ml-py is not installed", "pip install nvidia-ml-py"
+        yield f"{what}: nvidia-ml-py is not installed. pip install nvidia-ml-py."
     else:
         reader = open_gpus()
         reader.close()
         if reader.reason:
             cure = "If nvidia-smi fails, too, start the container with its GPUs"
-            gaps[what] = reader.reason, cure
+            yield f"{what}: {reader.reason}. {cure}."
         if (_version("torch") or "").endswith("+cpu"):
             why = "this PyTorch is built without CUDA"
-            gaps["training on the GPU"] = why, "Install the CUDA build of torch"
+            yield f"training on the GPU: {why}. Install the CUDA build of torch."
     if not (proc / "self").exists():
         why = f"{sys.platform} has no /proc"
-        gaps["memory, disk and processor figures"] = why, "Measure on Linux"
+        yield f"memory, disk and processor figures: {why}. Measure on Linux."
     for name, what in _OPTIONAL.items():
         if what and _version(name) is None:
-            gaps[what] = f"{name} is not installed", f"pip install {name}"
-    return gaps
+            yield f"{what}: {name} is not installed. pip install {name}."
 
 
 def find_problems() -> Iterator[str]:

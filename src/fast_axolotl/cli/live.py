@@ -125,20 +125,15 @@ class LiveRun:
         self._folder = Path(run_dir)
         self._display = Display(sys.stderr)
         self._log = self._folder / LOG_FILE if self._display.is_screen else None
+        if self._log is not None:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            shown = [name for name in ("stdout", "stderr") if getattr(sys, name).isatty()]
+            self.streams = dict.fromkeys(shown, self._log.open("wb"))
+            # Python holds back what it prints to a file; to a terminal it does not.
+            self.environment.setdefault("PYTHONUNBUFFERED", "1")
 
-    def __enter__(self) -> LiveRun:
-        if self._log is None:
-            return self
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        opened = self._log.open("wb")
-        for name in ("stdout", "stderr"):
-            if getattr(sys, name).isatty():
-                self.streams[name] = opened
-        # Python holds back what it prints to a file; to a terminal it does not.
-        self.environment.setdefault("PYTHONUNBUFFERED", "1")
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Once the command has ended."""
         for stream in self.streams.values():
             stream.close()
 

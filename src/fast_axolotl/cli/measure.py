@@ -6,13 +6,12 @@ does, with the verdict on stderr. ``measure`` never changes what it measures.
 
 from __future__ import annotations
 
-import errno
 import os
 import shlex
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -92,7 +91,7 @@ def run(
         # The command takes this process over: signals and the exit code are its own.
         os.execve(program, command, environment)
     except OSError as error:
-        _refuse(cannot_start(program, error), error)
+        raise cannot_start(program, error) from error
 
 
 def measure(
@@ -159,21 +158,16 @@ def _measure(
         say(status_line(environment))
     say(f"measuring into {order.run_dir}")
     begin = time.time()
-    try:
-        with LiveRun(order.run_dir, environment) if live else nullcontext() as view:
-            code = supervise(
-                program,
-                command,
-                environment if view is None else view.environment,
-                order.run_dir,
-                data_path=order.data_paths[0] if order.data_paths else None,
-                streams=None if view is None else view.streams,
-                meanwhile=None if view is None else view.show,
-            )
-    except UsageError as error:
-        if isinstance(error.__cause__, OSError):
-            _refuse(error, error.__cause__)
-        raise
+    with closing(LiveRun(order.run_dir, environment)) if live else nullcontext() as view:
+        code = supervise(
+            program,
+            command,
+            environment if view is None else view.environment,
+            order.run_dir,
+            data_path=order.data_paths[0] if order.data_paths else None,
+            streams=None if view is None else view.streams,
+            meanwhile=None if view is None else view.show,
+        )
     if not quiet:
         _print_summary(order.run_dir, begin)
     if view is not None:
@@ -202,17 +196,11 @@ def status(as_json: AsJson = False) -> None:
     print_result(found, Document(title="", blocks=[*table, line]), as_json=as_json)
 
 
-def _refuse(reason: UsageError, error: OSError) -> NoReturn:
-    """End as a shell does where a command cannot be executed, or its interpreter is not there."""
-    say(str(reason))
-    raise SystemExit(127 if error.errno == errno.ENOENT else 126)
-
-
 def _print_summary(run_dir: str, begin: float) -> None:
     """The training of the run with the most steps; a second one is recorded beside the first."""
     from fast_axolotl.measure.summary import summarise
     from fast_axolotl.record.folder import choose_training, read_trainings
-    from fast_axolotl.report.runs import show_short_summary
+    from fast_axolotl.report.runs import ReportRun, show_short_summary
     from fast_axolotl.system import node_name
 
     try:
@@ -229,7 +217,7 @@ def _print_summary(run_dir: str, begin: float) -> None:
         folder = shlex.quote(shown.path)
         say(f"{node_name()} wrote its part of the record: fast-axolotl show {folder}")
         return
-    show_short_summary(summary, shown, file=sys.stderr)
+    show_short_summary(ReportRun(name="", record=shown, summary=summary), file=sys.stderr)
     others = [record.path for record in records if record is not shown]
     if others:
         say(f"this training has the most steps of {len(records)}; the others: {', '.join(others)}")

@@ -191,5 +191,7 @@ def compare(
         print(document_markdown(document), end="")
     else:
         print_result(found, document, as_json=as_json)
-    if found.is_broken or found.is_unchecked:
-        raise Exit(_BROKEN if found.is_broken else _UNCHECKED)
+    if any(check.is_broken for check in found.checks):
+        raise Exit(_BROKEN)
+    if not all(check.is_checked for check in found.checks):
+        raise Exit(_UNCHECKED)

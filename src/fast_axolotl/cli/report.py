@@ -83,7 +83,7 @@ def report(
         "title": page.title,
         "files": [{"path": str(path), "bytes": path.stat().st_size} for path in written],
         "notes": list(page.footnotes),
-        "answer": None if protocol is None else protocol["paragraph"],
+        "answer": None if protocol is None else protocol.paragraph,
     }
     lines = [f"{file['path']}  {file['bytes'] / 1e6:,.1f} MB" for file in found["files"]]
     print(to_json(found) if as_json else "\n".join([*page.footnotes, *lines]))
@@ -112,7 +112,7 @@ def show(
     if is_all or as_json:
         print_result(shown.summary, run_document(shown), as_json=as_json)
     else:
-        show_short_summary(shown.summary, shown.record)
+        show_short_summary(shown)
 
 
 def print_runs(root: Path, *, as_json: bool) -> None:

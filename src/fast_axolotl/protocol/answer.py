@@ -43,8 +43,6 @@ def describe_result(
     for arm in arms[1:]:
         headline, *rest = _describe_arm(arms[0], arm, matrix, is_trusted=is_trusted)
         lines += [headline, *filter(None, [" ".join(filter(None, rest))])]
-    if len(arms) == 1 and arms[0].headline:
-        lines.append(f"{arms[0].name}: {arms[0].headline}")
     if dedupe:
         lines.append(dedupe["sentence"])
     return "\n".join(dict.fromkeys(lines))

@@ -15,10 +15,11 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fast_axolotl.errors import DataError, MissingExtraError, MissingFileError, UsageError
+from fast_axolotl.errors import DataError, MissingExtraError, UsageError
 from fast_axolotl.protocol.plan import ArmPlan, Plan, plan_arm
 
 COMMAND = "axolotl train {config}"
@@ -73,33 +74,23 @@ def plan_axolotl(
     stock = {key: value for key, value in config.items() if not key.startswith(_OWN_KEYS)}
     plugins = [name for name in stock.pop("plugins", None) or [] if name != _PLUGIN]
     stock |= {"plugins": plugins} if plugins else {}
-    variants = [
-        ("baseline", "stock Axolotl", stock),
-        ("drop-in", "same configuration, with Axolotl's slow functions replaced", config),
+    stock_arm = partial(ArmPlan, command=words, own_folders=(*folders, _OWN_CACHE))
+    our_arm = partial(stock_arm, is_accelerated=True, times_decide=True)
+    text = "same configuration, with Axolotl's slow functions replaced"
+    arms = [
+        stock_arm(name="baseline", text="stock Axolotl", config=stock),
+        our_arm(name="drop-in", text=text, config=config),
     ]
     if streaming:
         streamed, changes = _streamed(config)
-        variants.append(
-            ("streaming", "functions replaced, and data streamed by our reader", streamed)
-        )
+        text = "functions replaced, and data streamed by our reader"
+        arms.append(our_arm(name="streaming", text=text, config=streamed))
         notes += changes
-    arms = tuple(
-        ArmPlan(
-            name=name,
-            text=text,
-            command=words,
-            is_accelerated=name != "baseline",
-            config=variant,
-            times_decide=name != "baseline",
-            own_folders=(*folders, _OWN_CACHE),
-        )
-        for name, text, variant in variants
-    )
     entries = [*_listed(config, "datasets"), *_listed(config, "pretraining_dataset")]
     paths = [entry.get(key) for entry in entries for key in ("data_files", "path")]
     return Plan(
         title=Path(config_path).name,
-        arms=arms,
+        arms=tuple(arms),
         data_path=next((one for one in paths if isinstance(one, str) and Path(one).exists()), None),
         same_work=("baseline", "drop-in"),
         dedupe={"datasets": _listed(config, "datasets")} if dedupe else None,
@@ -147,8 +138,6 @@ def read_config(path: str | Path, pins: Mapping[str, Any]) -> dict[str, Any]:
     yaml = _import_yaml()
     try:
         found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise MissingFileError("there is no such configuration file", path=str(path)) from None
     except OSError as error:
         reason = error.strerror or str(error)
         raise DataError(f"cannot be read: {reason}", path=str(path)) from error

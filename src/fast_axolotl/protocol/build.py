@@ -26,7 +26,7 @@ from fast_axolotl.protocol.plan import ArmPlan, Plan, State, Turn
 from fast_axolotl.protocol.statistics import spend_at
 from fast_axolotl.record import RunSummary
 from fast_axolotl.record.arithmetic import finite
-from fast_axolotl.record.protocol_result import Arm, Matrix, ProtocolResult
+from fast_axolotl.record.protocol_result import Arm, ProtocolResult
 from fast_axolotl.record.thresholds import BUSY_CPU, TAKEN_CPU
 from fast_axolotl.record.units import count_words, format_share
 
@@ -52,22 +52,21 @@ def build_protocol(
         by_pair = {turn.pair: figures.get(turn.number) for turn in turns if turn.arm is arm}
         compared[arm.name] = [by_pair.get(pair) for pair in range(begun)]
     spend = spend_at(begun, plan.pairs, is_last=end == "time")
-    matrix = build_matrix(compared, spend) if compared else Matrix(arms=(), rows=())
-    primary = primary_name(matrix, matrix.arms[-1]) if matrix.arms else ""
+    matrix = build_matrix(compared, spend)
+    primary = primary_name(matrix, matrix.arms[-1])
     arms = tuple(_sum_up_arm(arm, turns, state, figures, primary) for arm in plan.arms)
-    if len(arms) > 1:
-        times = {}
-        for planned, made in zip(plan.arms, arms, strict=True):
-            if planned.times_decide:
-                # How long the whole took says nothing where the work is not the same.
-                is_same = made.name in (plan.same_work or ()) and made.steps == arms[0].steps
-                whole = ["duration_seconds"] if is_same else []
-                times[made.name] = ["start_to_step_seconds", *whole]
-        matrix = judge_matrix(matrix, matters=plan.matters, times=times)
-        # How the figures were made, and how they were judged.
-        is_compared = primary != "duration_seconds" or len({arm.steps for arm in arms}) == 1
-        judged = describe_judgement(matrix) if is_compared else ""
-        matrix = replace(matrix, notes=(_HOW, *filter(None, [judged])) if primary else ())
+    times = {}
+    for planned, made in zip(plan.arms, arms, strict=True):
+        if planned.times_decide:
+            # How long the whole took says nothing where the work is not the same.
+            is_same = made.name in (plan.same_work or ()) and made.steps == arms[0].steps
+            whole = ["duration_seconds"] if is_same else []
+            times[made.name] = ["start_to_step_seconds", *whole]
+    matrix = judge_matrix(matrix, matters=plan.matters, times=times)
+    # How the figures were made, and how they were judged.
+    is_compared = primary != "duration_seconds" or len({arm.steps for arm in arms}) == 1
+    judged = describe_judgement(matrix) if is_compared else ""
+    matrix = replace(matrix, notes=(_HOW, *filter(None, [judged])) if primary else ())
     are_equal, losses = None, ""
     if plan.same_work is not None:
         logged = {
@@ -115,7 +114,7 @@ def is_settled(protocol: ProtocolResult) -> bool:
         is_open = not outcomes or outcomes & {"no clear change", "not compared"}
         if is_open and not find_missing(arms[0], arm):
             return False
-    return len(arms) > 1
+    return True
 
 
 def compare_losses(
@@ -228,19 +227,15 @@ def _sum_up_arm(
 
     counted.sort(key=lambda number: finite(figures[number].figures.get(primary)) or 0.0)
     shown = counted[(len(counted) - 1) // 2] if counted else measured[-1]
-    summary = figures[shown]
-    settings = {
-        name: summary.settings[name] for name in LOADER_SETTINGS if name in summary.settings
-    }
-    shown_run = state.runs[shown].folder
-    return replace(judge_arm(arm, summary), settings=settings, shown_run=shown_run)
+    return replace(judge_arm(arm, figures[shown]), shown_run=state.runs[shown].folder)
 
 
 def judge_arm(arm: Arm, summary: RunSummary) -> Arm:
-    """The arm with the verdict and the phases of a step of the run that stands for it."""
-    verdict = summary.verdict
+    """The arm with the settings, the verdict and the phases of the run that stands for it."""
+    verdict, known = summary.verdict, summary.settings
     return replace(
         arm,
+        settings={name: known[name] for name in LOADER_SETTINGS if name in known},
         verdict=" ".join(filter(None, (verdict.kind, verdict.subtype))),
         headline=verdict.headline,
         action=verdict.action,

@@ -68,16 +68,6 @@ class Comparison:
     notes: tuple[str, ...] = ()
     checks: tuple[Check, ...] = ()
 
-    @property
-    def is_broken(self) -> bool:
-        """Whether any limit is."""
-        return any(check.is_broken for check in self.checks)
-
-    @property
-    def is_unchecked(self) -> bool:
-        """Whether any limit could not be checked."""
-        return not all(check.is_checked for check in self.checks)
-
 
 def parse_check(text: str, *, is_required: bool = False) -> Check:
     """A limit as it is written on the command line."""
@@ -188,12 +178,10 @@ def _choose_same(
 ) -> list[str]:
     """An arm of either side: by default the last one that both have, else the last of each."""
     arms, others = (side.matrix.arms for side in sides)
-    if arm is None and arms and others and (_RECORD,) not in (arms, others):
+    if arm is None and (_RECORD,) not in (arms, others):
         arm = next((name for name in arms[::-1] if name in others), None)
     chosen = []
     for folder, known in zip(folders, (arms, others), strict=True):
-        if not known:
-            raise DataError("it has no variants to compare, only dedupe", path=str(folder))
         chosen.append(_RECORD if known == (_RECORD,) else arm or known[-1])
         if chosen[-1] not in known:
             raise UsageError(f"{folder} has no variant {arm!r}; it has {', '.join(known)}")
@@ -214,7 +202,7 @@ def _read_side(folder: Path, *, is_checked: bool) -> ProtocolResult:
         started=run.started,
         seconds=run.duration_seconds,
         pairs=1,
-        arms=(judge_arm(Arm(name=_RECORD, text="", command=(), settings=run.settings), run),),
+        arms=(judge_arm(Arm(name=_RECORD, text="", command=()), run),),
         matrix=build_matrix({_RECORD: [run]}),
         notes=() if run.end_reason == "finished" else (f"{folder}: {end}.",),
     )

@@ -47,12 +47,9 @@ def build_matrix(arms: Mapping[str, Sequence[RunSummary | None]], spend: float =
     for figure in MATRIX:
         columns = []
         for runs in arms.values():
-            reason = _NO_RUN
-            values = []
-            for run in runs:
-                values.append(None if run is None else finite(run.figures[figure.name]))
-                if run is not None and values[-1] is None:
-                    reason = run.reasons.get(figure.name, "not recorded")
+            values = [None if run is None else finite(run.figures[figure.name]) for run in runs]
+            made = [run for run in runs if run is not None]
+            reason = made[-1].reasons.get(figure.name, "not recorded") if made else _NO_RUN
             columns.append((values, reason))
         rows.append(make_row(figure, columns, spend=spend))
     return Matrix(arms=tuple(arms), rows=tuple(rows), spend=spend)

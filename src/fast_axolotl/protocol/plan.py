@@ -13,7 +13,6 @@ import re
 import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import Any
 
 from fast_axolotl.errors import UsageError, mask_secrets, mask_words
@@ -30,10 +29,6 @@ PAIRS = 10
 """At most: four of five protocols then find a change of twice the noise between runs."""
 _BLOCKS = tuple(tuple(sign == "+" for sign in block) for block in ("++--", "+--+", "--++", "-++-"))
 """Rounds that go forwards."""
-MATTERS = 0.01
-"""Share below which a change does not matter. Ours: less than quiet machines differ by."""
-WARMUP = 1
-"""The first run of an arm fills the page cache and compiles kernels: it does not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,14 +73,15 @@ class Plan:
 
     title: str
     arms: tuple[ArmPlan, ...]
-    """The first is the baseline."""
+    """The first is the baseline, with which the others are compared."""
     pairs: int = PAIRS
     """At most: it ends earlier when the answer is clear."""
     seed: int | None = None
     """Of the order of the runs; ``None``: drawn when the protocol begins."""
-    warmup: int = WARMUP
-    """Runs of every arm before the first that counts."""
-    matters: float = MATTERS
+    warmup: int = 1
+    """Runs of every arm before the first that counts: they fill the page cache, compile kernels."""
+    matters: float = 0.01
+    """Share below which a change does not matter. Ours: less than quiet machines differ by."""
     max_minutes: float | None = None
     """After which no further round is begun."""
     data_path: str | None = None
@@ -148,16 +144,11 @@ class State:
 
 
 def plan_commands(baseline: str, candidate: str, **settings: Any) -> Plan:
-    """Two commands against each other; ``settings`` are more fields of the plan.
-
-    The title names what they share once: ``python train.py: as it is vs. --workers 4``.
-    """
-    words = mask_secrets(baseline).split(), mask_secrets(candidate).split()
-    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*words, strict=False)))
-    apart = " vs. ".join(" ".join(one[shared:]) or "as it is" for one in words)
+    """Two commands against each other; ``settings`` are more fields of the plan."""
+    arms = plan_arm("baseline", baseline), plan_arm("candidate", candidate)
     return Plan(
-        title=": ".join(filter(None, (" ".join(words[0][:shared]), apart))),
-        arms=(plan_arm("baseline", baseline), plan_arm("candidate", candidate)),
+        title=" vs. ".join(arm.text for arm in arms),
+        arms=arms,
         same_work=("baseline", "candidate"),
         **settings,
     )
@@ -202,7 +193,6 @@ def plan_world_sizes(plan: Plan, counts: Collection[int]) -> Plan:
             arm,
             name=count_words(count, "gpu").replace(" ", "-").replace(",", ""),
             command=tuple(word.replace("{world_size}", str(count)) for word in arm.command),
-            times_decide=False,
         )
         for count in sorted(set(counts))
     ]

@@ -14,6 +14,7 @@ being measured beside it. Whoever comes next waits a while for it, and is then r
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import importlib
 import json
@@ -150,10 +151,7 @@ class Running:
         folder.mkdir(parents=True)
         command, environment = self._command(turn, folder)
         begin = self.clock()
-
-        def tick() -> None:
-            self._tell_progress(turn, self.clock() - begin)
-
+        tick = functools.partial(self._tell_progress, turn, begin)
         tick()
         summary, code, failure = None, None, ""
         losses: tuple[float, ...] = ()
@@ -213,7 +211,8 @@ class Running:
             words += ["--profile-steps", str(self.plan.profile_steps)]
         return [*words, "--output", str(folder), "--", *command], environment
 
-    def _tell_progress(self, turn: Turn, run_seconds: float) -> None:
+    def _tell_progress(self, turn: Turn, begin: float) -> None:
+        run_seconds = self.clock() - begin
         total, done = len(self.plan.turns()), len(self.state.runs)
         most = f"{'up to ' * (self.plan.pairs > LEAST_PAIRS)}{self.plan.pairs}"
         part = "warm-up" if turn.pair < 0 else f"pair {turn.pair + 1} of {most}"
@@ -286,10 +285,8 @@ def run_trial(
                 return found
     words = (word.replace("{micro_batch}", str(micro_batch)) for word in arm.command)
     command = tuple(word.replace("{accumulation}", str(accumulation)) for word in words)
-    config = None
-    if arm.config is not None:
-        sizes = {"micro_batch_size": micro_batch, "gradient_accumulation_steps": accumulation}
-        config = {**arm.config, **sizes, **keys}
+    sizes = {"micro_batch_size": micro_batch, "gradient_accumulation_steps": accumulation}
+    config = None if arm.config is None else {**arm.config, **sizes, **keys}
     turn = Turn(number=number, arm=replace(arm, name=name, command=command, config=config), pair=0)
     running.save()  # a folder with a run and no state is not continued
     state.runs[number] = running.run_turn(turn)
@@ -338,10 +335,6 @@ def open_state(folder: Path, plan: Plan) -> State:
 @contextlib.contextmanager
 def hold(folder: Path) -> Iterator[tuple[int]]:
     """Locks a folder, which is made if need be; what a run has to inherit to keep it locked."""
-    try:
-        import fcntl
-    except ImportError:
-        raise UsageError("a protocol needs Linux or macOS: this system has no locks") from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         opened = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)

@@ -18,7 +18,7 @@ from fast_axolotl.record import RunSummary
 from fast_axolotl.record.catalogue import FIGURES
 from fast_axolotl.record.thresholds import DATA_STALL
 from fast_axolotl.record.units import format_share
-from fast_axolotl.report.document import Chart, Legend, Panel, plain_name
+from fast_axolotl.report.document import Chart, Legend, Panel
 from fast_axolotl.report.runs import figure_rows, read_figure
 
 Figure = dict[str, Any]
@@ -227,7 +227,6 @@ def time_chart(spec: TimeChart, runs: Sequence[RunCurves]) -> Chart | None:
                     unifiedhovertitle={"text": f"%{{x:,.1f}} {time_unit}"},
                 ),
                 "shapes": [],
-                "annotations": [],
             }
             traces: list[Figure] = []
             for number, lane, top, scale in lanes:
@@ -244,16 +243,16 @@ def time_chart(spec: TimeChart, runs: Sequence[RunCurves]) -> Chart | None:
                 limit = read_limit(run.summary, lane)
                 if limit is not None and limit <= top:
                     # A dashed line over the whole width, and the words on it.
-                    value, on = limit * scale[0], {"xref": "paper", "yref": f"y{which}"}
-                    line = {"x0": 0, "x1": 1, "y0": value, "y1": value}
-                    style = {"color": colour("limit"), "width": 1.2, "dash": "dash"}
-                    layout["shapes"].append({"type": "line", **on, **line, "line": style})
                     words = format_share(limit, decimals=0)
                     if isinstance(lane.limit, str):
                         words = FIGURES[lane.limit].label
-                    place = {**on, "x": 1, "xanchor": "right", "y": value, "yanchor": "bottom"}
-                    layout["annotations"].append(_words(words, "limit", **place))
-            _add_phases(layout, run, by, is_named=spec.name == "stall")
+                    value = limit * scale[0]
+                    line: Figure = {"x0": 0, "x1": 1, "y0": value, "y1": value}
+                    style = {"color": colour("limit"), "width": 1.2, "dash": "dash"}
+                    line |= {"line": style, "label": _words(words, "limit", "end")}
+                    on = {"type": "line", "xref": "paper", "yref": f"y{which}"}
+                    layout["shapes"].append({**on, **line})
+            _add_phases(layout, run, by)
             height = 340 if lanes[1:] else _HEIGHT
             figure = {"traces": traces, "layout": layout, "height": height, "right": 40}
         texts = map(": ".join, figure_rows(spec.figures, [run.summary])[0])
@@ -313,17 +312,15 @@ def _curve_traces(
     return [*traces, points(x, y, curve.role, curve.label, dash=dash, **more)]
 
 
-def _add_phases(layout: Figure, run: RunCurves, by: float, *, is_named: bool) -> None:
+def _add_phases(layout: Figure, run: RunCurves, by: float) -> None:
     """Stretches that are no steady training, shaded."""
-    whole = {"xref": "x", "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
+    whole = {"type": "rect", "xref": "x", "yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
     for phase in run.series.get("phases", ()):
         ends = {"x0": phase["begin"] * by, "x1": phase["end"] * by}
         fill = {"line": {"width": 0}, "fillcolor": colour("muted", 0.10)}
-        layout["shapes"].append({"type": "rect", **whole, **ends, **fill})
-        if is_named:
-            name = html.escape(plain_name(phase["name"].replace("warmup", "warm-up")))
-            place = {"xref": "x", "x": ends["x0"], "xanchor": "left", "yref": "paper", "y": 1}
-            layout["annotations"].append(_words(name, "muted", yanchor="bottom", **place))
+        name = html.escape(phase["name"].replace("warmup", "warm-up"))
+        fill["label"] = _words(name, "muted", "top left")
+        layout["shapes"].append({**whole, **ends, **fill})
 
 
 def loss_chart(runs: Sequence[RunCurves]) -> Chart | None:
@@ -337,11 +334,11 @@ def loss_chart(runs: Sequence[RunCurves]) -> Chart | None:
         known = [value for value in run.column("losses/loss") if value is not None]
         more: Figure = {"width": 1.8 if number else 3, "dash": "dash" if number else "solid"}
         more["mode"] = "lines+markers" if len(known) == 1 else "lines"
-        name, x, y = plain_name(run.name), run.ref("losses/t"), run.ref("losses/loss")
+        x, y = run.ref("losses/t"), run.ref("losses/loss")
         more["hovertemplate"] = "%{y:,.5~g}"
-        traces.append(points(x, y, role, html.escape(name), **more))
+        traces.append(points(x, y, role, html.escape(run.name), **more))
         legend.append(Legend(role=role, label=run.name, shape="dashed" if number else "line"))
-        whose = f"{name}: " if shown[1:] else ""
+        whose = f"{run.name}: " if shown[1:] else ""
         texts.append(f"{whose}from {known[0]:,.4g} to {known[-1]:,.4g}.")
     layout = {
         "xaxis": axis("step", unifiedhovertitle={"text": "step %{x:,}"}),
@@ -384,7 +381,7 @@ def points(
     return {"type": "scatter", "mode": "lines", "x": x, "y": y, "name": name, "line": line} | more
 
 
-def _words(text: str, role: str, **place: Any) -> Figure:
-    """A few words at a place of a figure."""
+def _words(text: str, role: str, place: str) -> Figure:
+    """A few words above a shape of a figure."""
     font = {"color": colour(role), "size": 11}
-    return {"text": text, "showarrow": False, "font": font, **place}
+    return {"text": text, "textposition": place, "yanchor": "bottom", "font": font}

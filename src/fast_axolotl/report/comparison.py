@@ -68,15 +68,8 @@ def protocol_document(protocol: ProtocolResult) -> Document:
         blocks.append(Section(title="Comparison", blocks=[_matrix_table(protocol.matrix)]))
     elif not any(map(_counted_runs, protocol.arms)):
         blocks.append(Paragraph(_NO_RUN))
-    told = {card.action for card in answer if isinstance(card, Card)}
-    cards = []
-    for arm in protocol.arms:
-        card = _arm_card(protocol, arm)
-        # An advice is given once.
-        cards.append(replace(card, action="") if card.action in told else card)
-        told.add(card.action)
-    if cards:
-        blocks.append(Section(title="Variants", blocks=cards, layout="cards"))
+    cards = [_arm_card(protocol, arm) for arm in protocol.arms]
+    blocks.append(Section(title="Variants", blocks=cards, layout="cards"))
     blocks.append(Section(title="Notes", blocks=[Bullets(_facts(protocol))]))
     for arm in protocol.arms:
         by_tail: dict[str, list[str]] = {}
@@ -149,29 +142,9 @@ def beside_each_other(runs: Sequence[ReportRun]) -> list[Block]:
     return [replace(section, title="Comparison of single runs", blocks=blocks)]
 
 
-def protocol_details(protocol: ProtocolResult) -> list[Block]:
-    """What was run, in which order, and what became of it."""
-    runs: list[tuple[str, ...]] = []
-    for arm in protocol.arms:
-        for run in arm.runs:
-            state = run.status if run.exit_code in (None, 0) else f"{run.status} ({run.exit_code})"
-            took = "–" if run.seconds is None else format_duration(run.seconds)
-            pair = "warm-up" if run.pair < 0 else str(run.pair + 1)
-            runs.append((run.folder, arm.name, pair, state, took))
-
-    # By the numbers of their folders: runs/09-baseline, runs/100-drop-in.
-    ordered = sorted(runs, key=lambda row: (len(row[0].partition("-")[0]), row[0]))
-    commands = [(arm.name, " ".join(arm.command)) for arm in protocol.arms]
-    header = ("run", "variant", "pair", "state", "time")
-    tables = [Table(rows=commands), Table(header=header, rows=ordered)]
-    return [Section(title="Runs of the protocol", blocks=tables, is_open=False)] if runs else []
-
-
 def shown_run(arm: Arm) -> ArmRun | None:
-    """The run that stands for an arm; where none was chosen, the last that counts."""
-    done = [run for run in arm.runs if run.status == "done"]
-    chosen = [run for run in done if run.folder == arm.shown_run]
-    return next(reversed(chosen or _counted_runs(arm) or done), None)
+    """The run that stands for an arm; ``None`` before one has succeeded."""
+    return next((run for run in arm.runs if run.folder == arm.shown_run), None)
 
 
 def describe_progress(protocol: ProtocolResult) -> str:
@@ -278,13 +251,10 @@ def _matrix_table(matrix: Matrix) -> Table:
     for row in given:
         cells: list[str | Cell] = [row.label, format_value(row.cells[0].value, row.unit)]
         for cell in row.cells[1:]:
-            interval = None
-            if cell.ratio and cell.low and cell.high:
-                interval = cell.low, cell.ratio, cell.high
             text, tone = _format_change(cell, row.unit), _TONES.get(cell.outcome, "")
             text = text if has_intervals else text.removesuffix(", no interval")
             cells.append(format_value(cell.value, row.unit))
-            cells.append(Cell(text=text, tone=tone, interval=interval))
+            cells.append(Cell(text=text, tone=tone))
         rows.append(cells)
     return Table(header=header, rows=rows)
 
@@ -323,14 +293,14 @@ def _arm_card(protocol: ProtocolResult, arm: Arm) -> Card:
     parts = [count_words(counted, "measured run")]
     parts += [count_words(done - counted, "warm-up run")] if done > counted else []
     parts += [f"{len(arm.runs) - done} failed or not counted"] if len(arm.runs) > done else []
-    # Of a variant that is a command, the report shows the name; the command is with its runs.
-    is_command = arm.text.split()[:1] == list(arm.command[:1])
-    notes = [f"{'' if is_command else f'{arm.text}; '}{', '.join(parts)}."]
+    notes = [f"{arm.text}; {', '.join(parts)}."]
     if arm.verdict and shown is not None:
         name = shown.folder.rstrip("/").rpartition("/")[2]
         notes.append(f"Verdict of run {name}{', a warm-up run' if shown.pair < 0 else ''}.")
     headline = arm.headline or _NO_RUN
-    return Card(name=arm.name, badges=badges, headline=headline, action=arm.action, notes=notes)
+    # Not what the answer has advised already.
+    action = "" if arm.action in protocol.paragraph else arm.action
+    return Card(name=arm.name, badges=badges, headline=headline, action=action, notes=notes)
 
 
 def _facts(protocol: ProtocolResult) -> list[str]:
@@ -340,17 +310,16 @@ def _facts(protocol: ProtocolResult) -> list[str]:
         lines.append(protocol.losses)
     lines += [f"Different settings: {text}" for text in protocol.differing_settings]
     lines += _describe_missing(protocol.matrix)
-    if protocol.arms:
-        # Such as: 2 pairs, in the order A B B A (A x, B y); 3 min 02 s
-        parts = [count_words(protocol.pairs, "pair")]
-        if protocol.pairs < protocol.planned_pairs:
-            parts = [f"{protocol.pairs} of {count_words(protocol.planned_pairs, 'pair')}"]
-        if protocol.order:
-            letters = {arm.name: chr(65 + at) for at, arm in enumerate(protocol.arms)}
-            names = ", ".join(f"{letter} {name}" for name, letter in letters.items())
-            order = " ".join(letters[name] for name in protocol.order)
-            parts.append(f"in the order {order} ({names})")
-        lines.append(f"{', '.join(parts)}; {format_duration(protocol.seconds)}")
+    # Such as: 2 pairs, in the order A B B A (A x, B y); 3 min 02 s
+    parts = [count_words(protocol.pairs, "pair")]
+    if protocol.pairs < protocol.planned_pairs:
+        parts = [f"{protocol.pairs} of {count_words(protocol.planned_pairs, 'pair')}"]
+    if protocol.order:
+        letters = {arm.name: chr(65 + at) for at, arm in enumerate(protocol.arms)}
+        names = ", ".join(f"{letter} {name}" for name, letter in letters.items())
+        order = " ".join(letters[name] for name in protocol.order)
+        parts.append(f"in the order {order} ({names})")
+    lines.append(f"{', '.join(parts)}; {format_duration(protocol.seconds)}")
     return [*lines, *protocol.notes, *protocol.matrix.notes]
 
 

@@ -13,9 +13,6 @@ from typing import Any, Literal
 Tone = Literal["", "good", "warn", "bad", "plain"]
 """What something means: fine, to be noted, wrong, not decided."""
 
-_DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F))
-"""Characters that turn the direction of the text behind them."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
@@ -23,8 +20,6 @@ class Cell:
 
     text: str
     tone: Tone = ""
-    interval: tuple[float, float, float] | None = None
-    """A ratio between its lower and its upper end; the page draws it."""
     share: float | None = None
     """Of a whole; the page draws it as a bar."""
 
@@ -133,15 +128,7 @@ class Document:
     footnotes: Sequence[str] = ()
     """What was left out, one sentence each."""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """The figures behind it as plain data, which the page embeds and offers to download."""
-    made: float = 0.0
-    """In seconds since 1970."""
-    version: str = ""
-    """Of this package."""
+    """The figures behind it as plain data, which the page embeds and offers to download.
+    It says ``made``, in seconds since 1970, and ``version``, of this package."""
     reload_seconds: float = 0.0
     """After which an open page loads itself again; 0 for what changes no more."""
-
-
-def plain_name(name: str) -> str:
-    """A name of the user's for a sentence: whatever its direction, the text keeps its own."""
-    return name.translate(_DIRECTIONS)

@@ -12,20 +12,20 @@ stays to be read, and Ctrl-C and Ctrl-Z mean what they always do.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.rule import Rule
 from rich.text import Text
 
 from fast_axolotl.record import RunRecord, RunSummary
 from fast_axolotl.record.units import format_bytes, format_duration, format_share
 from fast_axolotl.report.runs import figure_rows, shown_phases, verdict_badge, where_rows
-from fast_axolotl.report.terminal import BADGES
+from fast_axolotl.report.terminal import BADGES, label_grid
 
 NOW_SECONDS = 5.0
 """How far back *now* reaches: long enough to be calm, short enough to follow a change."""
@@ -38,7 +38,7 @@ _LONG_WITHOUT_STEP = 10.0
 """Seconds without a step, and at least so many times a step, before it is worth a word."""
 _MANY_STEPS = 5.0
 _MOST_RANKS = 8
-_LABEL_WIDTH = 19
+_LABEL_WIDTH = 18
 _HOST_STALL = "host_stall_fraction"
 _FIGURES = (
     *("stall_fraction", _HOST_STALL, "rows_per_second", "tokens_per_second", "step_p50_seconds"),
@@ -89,8 +89,8 @@ def take_moment(
     return Moment(title=title, record=record, summary=summarise(record), now=now, **known)
 
 
-def lay_out(moment: Moment, *, width: int, height: int | None = None) -> list[Text]:
-    """Lines at most so wide; at most so many, the first of them: what matters most comes first."""
+def lay_out(moment: Moment) -> Group:
+    """What matters most comes first: a terminal that is too low cuts off the end."""
     verdict = moment.summary.verdict
     tone, badge = verdict_badge(verdict.kind, verdict.subtype)
     state = describe_state(moment)
@@ -106,20 +106,15 @@ def lay_out(moment: Moment, *, width: int, height: int | None = None) -> list[Te
     headline = Text.assemble(
         (f" {badge} ", BADGES[tone]), (f" {so_far}", "dim"), (verdict.headline, "bold")
     )
-    lines = [*_fold(header, width, most=2), *_fold(headline, width, most=3), Text()]
-    for label, parts in _figures(moment):
-        folded = _fold(Text(" · ".join(parts)), max(8, width - _LABEL_WIDTH), most=3)
-        names = [f"{label:<{_LABEL_WIDTH}}", *[" " * _LABEL_WIDTH] * (len(folded) - 1)]
-        pairs = zip(names, folded, strict=True)
-        lines += [Text.assemble((name, "cyan"), line) for name, line in pairs]
+    rows = [(label, " · ".join(parts)) for label, parts in _figures(moment)]
+    shown: list[RenderableType] = [header, headline, Text()]
+    shown.append(label_grid(rows, "cyan", width=_LABEL_WIDTH))
     if verdict.action:
-        lines += _fold(Text.assemble(("→ ", "cyan"), verdict.action), width, most=3)
+        shown.append(Text.assemble(("→ ", "cyan"), verdict.action))
     if moment.log:
-        lines.append(Text("─" * width, "dim"))
-        lines += [Text(line, "dim") for line in moment.log]
-    for line in lines:
-        line.truncate(max(1, width), overflow="ellipsis")
-    return lines if height is None else lines[: max(1, height)]
+        shown.append(Rule(style="dim"))
+        shown += [Text(line, "dim", no_wrap=True, overflow="ellipsis") for line in moment.log]
+    return Group(*shown)
 
 
 def format_line(moment: Moment) -> str:
@@ -200,12 +195,6 @@ def _figures(moment: Moment) -> list[tuple[str, list[str]]]:
     return [row for row in rows if row[1]]
 
 
-def _fold(text: Text, width: int, *, most: int) -> list[Text]:
-    """Lines of words, the last of them cut where there are too many."""
-    lines = list(text.wrap(Console(file=None, width=width), max(1, width)))
-    return lines if len(lines) <= most else [*lines[: most - 1], lines[most - 1].append("…")]
-
-
 def follow(
     read: Callable[[], RunRecord],
     summarise: Callable[..., RunSummary],
@@ -244,13 +233,13 @@ class Display:
 
     def __init__(self, file: IO[str]) -> None:
         self._console = Console(file=file, highlight=False, markup=False)
-        self.is_screen = (
-            self._console.is_terminal
-            and not self._console.is_dumb_terminal
-            and _is_in_the_foreground(file)
-        )
+        self.is_screen = self._console.is_terminal and not self._console.is_dumb_terminal
         self._live = Live(
-            console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+            console=self._console,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            vertical_overflow="crop",
         )
 
     def __enter__(self) -> Display:
@@ -264,17 +253,7 @@ class Display:
 
     def show(self, moment: Moment) -> None:
         """Draw it."""
-        if not self.is_screen:
+        if self.is_screen:
+            self._live.update(lay_out(moment), refresh=True)
+        else:
             print(format_line(moment), file=self._console.file, flush=True)
-            return
-        # The last column and line are left free: some terminals wrap or scroll when they are full.
-        width, height = self._console.size
-        self._live.update(Group(*lay_out(moment, width=width - 1, height=height - 1)), refresh=True)
-
-
-def _is_in_the_foreground(file: IO[str]) -> bool:
-    """A background job must not draw over what the shell writes meanwhile."""
-    try:
-        return os.tcgetpgrp(file.fileno()) == os.getpgrp()
-    except (OSError, ValueError, AttributeError):
-        return False

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import json
-import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
@@ -22,43 +20,13 @@ from fast_axolotl.record.codec import to_plain
 from fast_axolotl.record.protocol_result import ProtocolResult
 from fast_axolotl.record.units import format_date, format_duration
 from fast_axolotl.report.charts import RunCurves, make_charts
-from fast_axolotl.report.comparison import beside_each_other, protocol_details, protocol_document
-from fast_axolotl.report.document import Block, Chart, Document, Paragraph, Section, plain_name
+from fast_axolotl.report.comparison import beside_each_other, protocol_document
+from fast_axolotl.report.document import Block, Chart, Document, Paragraph, Section
 from fast_axolotl.report.runs import ReportRun, describe_gpus, run_blocks, verdict_blocks
 from fast_axolotl.report.series import read_series
 
 GENERATOR = "fast-axolotl report"
 """What the page's head says of who made it."""
-
-MOST_RUNS = 6
-"""Runs with charts in one page."""
-
-COLOURS = {
-    "page": ("#f6f6f3", "#14171a"),
-    "card": ("#ffffff", "#1b1f24"),
-    "ink": ("#1d2226", "#e6e8ea"),
-    "muted": ("#59626b", "#a3adb7"),
-    "line": ("#dcdeda", "#323840"),
-    "grid": ("#ecedea", "#292f36"),
-    "accent": ("#a13358", "#f29bb5"),
-    "good": ("#1a6b42", "#74d3a0"),
-    "good-wash": ("#e4f2ea", "#17301f"),
-    "bad": ("#ab231c", "#ff938a"),
-    "bad-wash": ("#fbe9e7", "#3a1d1b"),
-    "warn": ("#7d5200", "#e8bb6b"),
-    "warn-wash": ("#faf0dc", "#342914"),
-    "plain-wash": ("#ecedea", "#282d33"),
-    "step": ("#3a6bb0", "#86b2f0"),
-    "wait": ("#c94f2a", "#ff9d73"),
-    "host": ("#7b838c", "#8f99a4"),
-    "pss": ("#237374", "#5cc8c2"),
-    "anon": ("#7454ad", "#b79cf0"),
-    "hwm": ("#93690d", "#d9b04f"),
-    "limit": ("#ab231c", "#ff938a"),
-    "calls": ("#7690b8", "#6d8aab"),
-}
-"""Role to its colour on a light and on a dark page. Text and what carries meaning has a contrast
-of 4.5 or more against the page and its cards, lines of charts 3 or more (WCAG 2.1, AA)."""
 
 
 def report_document(
@@ -72,23 +40,17 @@ def report_document(
     version: str,
 ) -> Document:
     """Everything about runs, or about a protocol: one run of each arm, then runs beside it."""
-    data: dict[str, Any] = {"title": title, "made": made, "version": version, "protocol": None}
-    data["runs"] = [
-        {"name": run.name, "summary": run.summary, "series": read_series(run.record, run.summary)}
-        for run in runs[:MOST_RUNS]
-    ]
-    curves = [
-        RunCurves(place=place, name=run.name, series=own["series"], summary=run.summary)
-        for place, (run, own) in enumerate(zip(runs, data["runs"], strict=False))
-    ]
+    curves = []
+    for place, run in enumerate(runs):
+        series = read_series(run.record, run.summary)
+        curves.append(RunCurves(place=place, name=run.name, series=series, summary=run.summary))
+    data = {"title": title, "made": made, "version": version, "protocol": protocol, "runs": curves}
     charts: list[Block] = list(make_charts(curves))
-    drawn = "" if protocol is None else "One run of each variant: the one its verdict is of."
-    if len(runs) > MOST_RUNS:
-        drawn = f"{drawn} Charts show the first {MOST_RUNS} of {len(runs)} runs.".strip()
     if charts:
-        hint = "Drag to zoom, double-click to reset. Keyboard: + and − zoom, arrow keys move, 0 "
-        texts = [Paragraph(text, "muted") for text in (f"{hint}resets.", drawn) if text]
-        charts = [Section(title="Charts", blocks=[*texts, *charts])]
+        text = "Drag to zoom, double-click to reset. Keys: + and − zoom, arrows move, 0 resets."
+        if protocol is not None:
+            text += " One run of each variant: the one its verdict is of."
+        charts = [Section(title="Charts", blocks=[Paragraph(text, "muted"), *charts])]
     if protocol is None:
         blocks = verdict_blocks(runs)
         blocks += beside_each_other(runs) if len(runs) > 1 else []
@@ -96,16 +58,12 @@ def report_document(
     else:
         blocks = [*protocol_document(protocol).blocks]
         blocks += verdict_blocks(runs[arm_runs:], is_named=True)
-        blocks += [*run_blocks(runs, charts), *protocol_details(protocol)]
-        plain = data["protocol"] = to_plain(protocol)
-        for run in (run for arm in plain["arms"] for run in arm["runs"]):
-            del run["losses"]  # Those of runs that are drawn are among their series.
+        blocks += run_blocks(runs, charts)
     # When it was, how long it took, and on which machine.
     parts = [describe_gpus(run.record) for run in runs]
     if protocol is not None:
-        machine = [protocol.environment.get(key) for key in ("cpu", "cpu_model", "gpu", "os")]
-        parts += [text for text in machine if isinstance(text, str)]
         parts[:0] = [format_date(protocol.started), format_duration(protocol.seconds)]
+        parts.append(protocol.environment.get("cpu", ""))
     elif runs:
         first = runs[0].summary
         parts[:0] = [format_date(first.started), format_duration(first.duration_seconds)]
@@ -115,8 +73,6 @@ def report_document(
         blocks=blocks,
         footnotes=notes,
         data=data,
-        made=made,
-        version=version,
     )
 
 
@@ -126,9 +82,9 @@ def render_page(document: Document) -> str:
     template, library = _load_assets(has_charts=bool(figures))
     page: str = template.render(
         document=document,
-        made=format_date(document.made),
-        data=_script_json(to_plain(document.data)),
-        figures=_script_json(to_plain(figures)),
+        made=format_date(document.data["made"]),
+        data=to_plain(document.data),
+        figures=to_plain(figures),
         library=library,
     )
     # White space between inline elements would show.
@@ -146,41 +102,17 @@ def _figures(blocks: Iterable[Block]) -> Iterator[tuple[str, Any]]:
                     yield f"{block.name}-{number}", panel.figure
 
 
-def _draw_interval(interval: tuple[float, float, float]) -> dict[str, float]:
-    """A ratio on a logarithmic scale from a half to the double, 104 wide: a bar and a dot.
-
-    What lies beyond is drawn at the edge.
-    """
-    low, middle, high = (
-        52 + 43 * max(-1.0, min(1.0, math.log2(value))) if value > 0 else 9.0 for value in interval
-    )
-    return {"low": low, "middle": middle, "width": max(2.0, high - low)}
-
-
-def _script_json(value: Any) -> str:
-    """Nothing in it can end the script that it stands in."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False, default=str)
-    return text.translate({ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&'"})
-
-
-def _load(name: str, purpose: str) -> Any:
-    """A module of the extra."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{purpose}, which is not installed: pip install plotly jinja2"
-        ) from error
-
-
 @cache
 def _load_assets(*, has_charts: bool) -> tuple[Any, str]:
     """The page, compiled, with what is the same for every document; and Plotly, packed."""
-    library = b""
-    if has_charts:
-        plotly = _load("plotly.offline", "the charts of a report need plotly")
-        library = gzip.compress(plotly.get_plotlyjs().encode(), 9, mtime=0)
-    jinja2 = _load("jinja2", "the HTML page of a report needs jinja2")
+    try:
+        jinja2 = import_module("jinja2")
+        library = import_module("plotly.offline").get_plotlyjs() if has_charts else ""
+    except ImportError as error:
+        raise MissingExtraError(
+            f"the HTML page of a report needs {error.name}, which is not installed: "
+            "pip install plotly jinja2"
+        ) from error
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fast_axolotl.report", "assets"),
         autoescape=True,
@@ -188,15 +120,14 @@ def _load_assets(*, has_charts: bool) -> tuple[Any, str]:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "default": str}
     environment.filters.update(
         kind=lambda block: type(block).__name__,
-        plain_name=plain_name,
         slug=lambda title: re.sub(r"\W+", "-", title.lower()).strip("-"),
-        draw_interval=_draw_interval,
     )
     environment.globals.update(
         asset=lambda name: environment.loader.get_source(environment, name)[0],
-        colours=COLOURS,
         generator=GENERATOR,
     )
-    return environment.get_template("report.html"), base64.b64encode(library).decode()
+    packed = gzip.compress(library.encode(), 9, mtime=0) if library else b""
+    return environment.get_template("report.html"), base64.b64encode(packed).decode()

@@ -53,8 +53,6 @@ LEAST_PHASE = 0.005
 """Of a step, to be shown."""
 _WHERE = {"loading": "workers", "between": "between loops"}
 """Lines that lie in no step of the training, and what they are called."""
-_MOST_NOTES = 2
-"""Of a record, on one screen."""
 _NODE_FIGURES = (
     *("working_set_bytes", "limit_share", "cpu_cores", "swap_in_bytes_per_second"),
     *("psi_memory_full", "psi_io_full", "gpu_utilization", "gpu_clock_mhz"),
@@ -73,10 +71,9 @@ class ReportRun:
     is_running: bool = False
 
 
-def show_short_summary(
-    summary: RunSummary, record: RunRecord, *, file: IO[str] | None = None
-) -> None:
+def show_short_summary(run: ReportRun, *, file: IO[str] | None = None) -> None:
     """Print one screen to stdout, or a file: verdict, why, advice, and what matters most."""
+    summary = run.summary
     pairs = figure_rows(_ONE_SCREEN, [summary])[0]
     reasons = figure_rows(_EXPECTED, [summary])[1]
     if clock := divide_clock(summary):
@@ -85,14 +82,11 @@ def show_short_summary(
     if summary.phases:
         phases = (f"{name} {format_share(share)}" for name, share in shown_phases(summary))
         pairs.append(("step", " · ".join(phases)))
-    pairs += [("note", note) for note in summary.notes[:_MOST_NOTES]]
-    if left := summary.notes[_MOST_NOTES:]:
-        pairs.append(("", f"{count_words(len(left), 'more note')}"))
-    run = ReportRun(name="", record=record, summary=summary)
+    pairs += [("note", note) for note in summary.notes]
     blocks: list[Block] = [*verdict_blocks([run]), Table(rows=pairs), Bullets(reasons, True)]
     print_document(Document(title="", blocks=blocks), file=file)
     # Not folded by rich: a terminal wraps it, and it can still be copied whole.
-    print(f"\nEvery figure: fast-axolotl show --all {shlex.quote(record.path)}", file=file)
+    print(f"\nEvery figure: fast-axolotl show --all {shlex.quote(run.record.path)}", file=file)
 
 
 def run_document(run: ReportRun) -> Document:

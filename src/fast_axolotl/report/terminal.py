@@ -61,7 +61,6 @@ def print_document(
     """Print to stdout or a file; ``width`` is that of lines that no terminal shows."""
     parts: list[RenderableType] = [Text(document.title, "bold")] if document.title else []
     parts += _parts(document.blocks, is_first=not parts)
-    parts += [Text(note, "dim") for note in document.footnotes]
     console = Console(file=file, highlight=False, markup=False)
     if console.is_terminal:
         console.print(Group(*parts))
@@ -85,7 +84,7 @@ def _parts(blocks: Iterable[Block], *, is_first: bool = True) -> Iterator[Render
             yield Text(block.text, _STYLES.get(block.style, ""))
         elif isinstance(block, Bullets):
             style, mark = ("dim", "–") if block.is_muted else ("", "•")
-            yield from (_grid([(mark, line)], style, text_style=style) for line in block.lines)
+            yield from (label_grid([(mark, line)], style, text_style=style) for line in block.lines)
         elif isinstance(block, Card):
             yield from _card(block)
         elif isinstance(block, Table):
@@ -106,14 +105,14 @@ def _card(card: Card) -> Iterator[RenderableType]:
     rows = [("" if at else "Why", f"{mark}{line}") for at, line in enumerate(card.evidence)]
     rows += [("Next", card.action)] if card.action else []
     if rows:
-        yield _grid(rows, "bold", width=11)
+        yield label_grid(rows, "bold", width=11)
     yield from (Text(note, "dim") for note in card.notes)
 
 
 def _table(table: Table) -> RenderableType:
     if not table.header:
         width = max([11, *(_styled(label).cell_len for label, _ in table.rows)])
-        return _grid(table.rows, "cyan", width=width)
+        return label_grid(table.rows, "cyan", width=width)
     drawn = RichTable()
     for number, name in enumerate(table.header):
         column = [row[number] for row in table.rows]
@@ -127,7 +126,7 @@ def _table(table: Table) -> RenderableType:
     return drawn
 
 
-def _grid(
+def label_grid(
     rows: Sequence[Row], style: str, *, width: int | None = None, text_style: str = ""
 ) -> RenderableType:
     """Labels of a width, and what stands beside them."""

@@ -17,24 +17,27 @@
     return by ? values.map((value) => (value === null ? null : value * by)) : values;
   }
 
-  function paint({ role, alpha }, style) {
-    const colour = style.getPropertyValue("--" + role).trim();
-    if (alpha === undefined) return colour;
-    const parts = [1, 3, 5].map((place) => parseInt(colour.slice(place, place + 2), 16));
-    return `rgba(${parts.join(",")},${alpha})`;
+  // A colour of the style sheet: rgb(1, 2, 3).
+  const probe = document.body.appendChild(document.createElement("i"));
+  function ink(role) {
+    probe.style.color = `var(--${role})`;
+    return getComputedStyle(probe).color;
   }
 
-  function fill(value, style) {
-    if (Array.isArray(value)) return value.map((one) => fill(one, style));
+  function paint({ role, alpha }) {
+    return alpha === undefined ? ink(role) : ink(role).replace(")", `, ${alpha})`).replace("rgb", "rgba");
+  }
+
+  function fill(value) {
+    if (Array.isArray(value)) return value.map(fill);
     if (value === null || typeof value !== "object") return value;
     if ("ref" in value) return column(value);
-    if ("role" in value) return paint(value, style);
-    return Object.fromEntries(Object.entries(value).map(([key, one]) => [key, fill(one, style)]));
+    if ("role" in value) return paint(value);
+    return Object.fromEntries(Object.entries(value).map(([key, one]) => [key, fill(one)]));
   }
 
-  function layoutOf(figure, style, width, height) {
-    const ink = (role) => style.getPropertyValue("--" + role).trim();
-    const own = fill(figure.layout, style);
+  function layoutOf(figure, width, height) {
+    const own = fill(figure.layout);
     const layout = {
       width,
       height,
@@ -86,14 +89,13 @@
 
   function draw() {
     if (!window.Plotly) return;
-    const style = getComputedStyle(root);
     for (const [id, figure] of Object.entries(figures)) {
       const place = byId(id);
       if (!place.clientWidth) continue;
       const height = Math.round(figure.height * (before ? 0.7 : 1));
       place.style.height = `${height}px`;
-      const layout = layoutOf(figure, style, place.clientWidth, height);
-      window.Plotly.react(place, fill(figure.traces, style), layout, config);
+      const layout = layoutOf(figure, place.clientWidth, height);
+      window.Plotly.react(place, fill(figure.traces), layout, config);
     }
   }
 
