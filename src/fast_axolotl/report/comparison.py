@@ -254,7 +254,10 @@ def _matrix_table(matrix: Matrix) -> Table:
             text, tone = _format_change(cell, row.unit), _TONES.get(cell.outcome, "")
             text = text if has_intervals else text.removesuffix(", no interval")
             cells.append(format_value(cell.value, row.unit))
-            cells.append(Cell(text=text, tone=tone))
+            interval = None
+            if cell.ratio and cell.low and cell.high and min(cell.low, cell.ratio) > 0:
+                interval = cell.low, cell.ratio, cell.high
+            cells.append(Cell(text=text, tone=tone, interval=interval))
         rows.append(cells)
     return Table(header=header, rows=rows)
 

@@ -20,6 +20,8 @@ class Cell:
 
     text: str
     tone: Tone = ""
+    interval: tuple[float, float, float] | None = None
+    """A ratio between its lower and its upper end; the page draws it."""
     share: float | None = None
     """Of a whole; the page draws it as a bar."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
@@ -102,6 +103,13 @@ def _figures(blocks: Iterable[Block]) -> Iterator[tuple[str, Any]]:
                     yield f"{block.name}-{number}", panel.figure
 
 
+def _draw_interval(interval: tuple[float, float, float]) -> dict[str, float]:
+    """A ratio on a logarithmic scale from a half to the double, 104 wide: a bar and a dot. What
+    lies beyond is drawn at the edge."""
+    low, middle, high = (52 + 43 * max(-1.0, min(1.0, math.log2(value))) for value in interval)
+    return {"low": low, "middle": middle, "width": max(2.0, high - low)}
+
+
 @cache
 def _load_assets(*, has_charts: bool) -> tuple[Any, str]:
     """The page, compiled, with what is the same for every document; and Plotly, packed."""
@@ -124,6 +132,7 @@ def _load_assets(*, has_charts: bool) -> tuple[Any, str]:
     environment.filters.update(
         kind=lambda block: type(block).__name__,
         slug=lambda title: re.sub(r"\W+", "-", title.lower()).strip("-"),
+        draw_interval=_draw_interval,
     )
     environment.globals.update(
         asset=lambda name: environment.loader.get_source(environment, name)[0],
