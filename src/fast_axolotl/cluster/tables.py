@@ -23,7 +23,7 @@ from fast_axolotl.cluster.engines import Answer
 from fast_axolotl.cluster.job import Heard, Job, JobSummary, Output, find_repeated
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.dedupe.output import ParquetWriter
-from fast_axolotl.dedupe.rows import column_names, digest_batch, take_rows
+from fast_axolotl.dedupe.rows import column_names, digest_batch, keep_rows
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.reading import format_of_name, open_dataset
 from fast_axolotl.reading.blocks import Dataset, Unit
@@ -182,7 +182,7 @@ def write(store: Store, *, share: Share, rows: Sequence[int], part: str, target:
         writer = ParquetWriter(path, share.schema)
         for found in share.read():
             for batch in found.table.to_batches():
-                writer.write(take_rows(batch, np.flatnonzero(keep[at : at + batch.num_rows])))
+                writer.write(keep_rows(batch, keep[at : at + batch.num_rows]))
                 at += batch.num_rows
         writer.close()
         num_bytes = path.stat().st_size
