@@ -103,17 +103,11 @@ def _require_many(name: str, values: object) -> None:
 
 
 def _hex(digests: ByteArray) -> list[str]:
-    """One string per digest, cut from a text of lines, since that takes no loop in Python."""
-    if len(digests) < _FEW_ROWS:
-        return digests.tobytes().hex("\n", _DIGEST_BYTES).split()
-    from fast_axolotl.kernels.sha256 import write_hex
-
+    """One string per digest, cut from texts of lines, since that takes no loop in Python."""
     texts: list[str] = []
-    lines = np.empty((min(len(digests), _BATCH_ROWS), 2 * _DIGEST_BYTES + 1), np.uint8)
     for start in range(0, len(digests), _BATCH_ROWS):
-        some = digests[start : start + _BATCH_ROWS]
-        write_hex(some.reshape(-1), lines.reshape(-1))
-        texts += str(lines[: len(some)].reshape(-1)[:-1].data, "ascii").split("\n")
+        some = digests[start : start + _BATCH_ROWS].tobytes()
+        texts += some.hex("\n", _DIGEST_BYTES).split("\n")
     return texts
 
 

@@ -27,7 +27,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from fast_axolotl.kernels.jit import BYTES, INT64, MUTABLE_BYTES, MUTABLE_UINT32, kernel
+from fast_axolotl.kernels.jit import BYTES, INT64, MUTABLE_UINT32, kernel
 
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -54,8 +54,6 @@ _LENGTH_AT = 56
 """Where in its last block the length of a row begins."""
 _ONLY_LENGTH, _DONE, _IDLE = -1, -2, -3
 """What is left of a lane's row, beside a number of bytes."""
-_NEWLINE, _ZERO = ord("\n"), ord("0")
-_TO_LETTERS = ord("a") - 10 - _ZERO
 _PREFETCH_BYTES = 128
 """How far ahead in each row memory is asked for: a third less time for rows of 1 KB that are not
 in the cache. So many rows at once are more than the processor follows by itself."""
@@ -137,18 +135,6 @@ def hash_rows(
         if is_idle:
             return
         _compress(states, blocks)
-
-
-@kernel(types.void(BYTES, MUTABLE_BYTES))
-def write_hex(digests: ByteArray, text: ByteArray) -> None:
-    """Writes a line of 64 hex digits for every digest of 32 bytes."""
-    for row in range(digests.size // 32):
-        source, line = digests[32 * row : 32 * row + 32], text[65 * row : 65 * row + 65]
-        for index in range(32):
-            high, low = source[index] >> 4, source[index] & 15
-            line[2 * index] = high + _ZERO + _TO_LETTERS * (high > 9)
-            line[2 * index + 1] = low + _ZERO + _TO_LETTERS * (low > 9)
-        line[64] = _NEWLINE
 
 
 @intrinsic  # type: ignore[untyped-decorator]
