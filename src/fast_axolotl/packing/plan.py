@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.packing.sequences import integer, untracked
+from fast_axolotl.packing.sequences import integer, integers, untracked
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,7 +110,10 @@ def plan_packs(
     if method not in get_args(Method):
         raise UsageError(f"method is {method!r}; pass one of {', '.join(get_args(Method))}")
     capacity = integer("capacity", capacity, least=1)
-    values = _as_lengths(lengths)
+    values = integers(lengths, "lengths").astype(np.int64, copy=False)
+    if len(values) and values.min() < 0:
+        index = int(np.argmax(values < 0))
+        raise UsageError(f"lengths[{index}] is {values[index]}; pass lengths from 0 to 2**63 - 1")
     from fast_axolotl.kernels import binpack
 
     # Beyond the number of lengths, a limit limits nothing; zero lengths still form one group.
@@ -143,27 +146,3 @@ def plan_packs(
         lower_bound=-(-fitting // capacity) + len(over_long),
         efficiency=(fitting + len(over_long) * capacity) / slots if slots else None,
     )
-
-
-def _as_lengths(lengths: Any) -> _Integers:
-    """Contiguous int64, without a copy where they are."""
-    try:
-        values = np.asarray(lengths)
-    except ValueError:  # lists of several lengths among the lengths
-        values = np.empty((0, 0))
-    if values.ndim != 1:
-        raise TypeError(
-            f"lengths has the type {type(lengths).__name__}; pass one list, numpy array or Arrow "
-            "array of integers"
-        )
-    if not len(values):
-        return _NONE
-    if values.dtype.kind not in "iu":
-        raise TypeError(
-            f"lengths has values that are no integers ({values.dtype}); pass integers, such as "
-            "[len(ids) for ids in input_ids]"
-        )
-    if values.min() < 0 or values.max() > _MOST:
-        index = int(np.argmax((values < 0) | (values > _MOST)))
-        raise UsageError(f"lengths[{index}] is {values[index]}; pass lengths from 0 to 2**63 - 1")
-    return np.ascontiguousarray(values, dtype=np.int64)
