@@ -343,6 +343,7 @@ def test_the_command_prints_what_was_done_and_continues_after_an_interrupt(tmp_p
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary["rows_out"] == len(read_rows(tmp_path / "out"))
+    assert summary["tokens"] is None  # rows of data are none yet
     assert all(stage["done_before"] == stage["tasks"] for stage in summary["stages"])
     done = run("dedupe a.jsonl -o out.parquet --workers 2")
     assert (done.returncode, "need --engine" in done.stderr) == (2, True)

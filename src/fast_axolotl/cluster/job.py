@@ -62,8 +62,8 @@ class JobSummary:
     """Rows by the reason they were dropped for, duplicates not counted."""
     duplicates: int
     rows_out: int
-    tokens: int
-    """Of the rows written; 0 where rows are no tokens yet, as with preference data."""
+    tokens: int | None
+    """Of the rows written; ``None`` where rows are no tokens, as with dedupe and preference data."""
     bytes_in: int
     bytes_out: int
     seconds: float
@@ -152,7 +152,7 @@ class Job:
         return JobSummary(
             **figures,
             rows_out=last["rows"],
-            tokens=last["tokens"],
+            tokens=last["tokens"] or None,
             bytes_out=last["bytes_out"],
             seconds=time.perf_counter() - self._begin,
             stages=tuple(self._stages.values()),
