@@ -308,6 +308,9 @@ def test_an_object_store_is_input_and_output(tmp_path: Path) -> None:
     dedupe_files(write_jsonl(tmp_path / "a.jsonl", rows), tmp_path / "one.parquet")
     with pytest.raises(KeyboardInterrupt):
         dedupe_on("memory://tables/in", "memory://tables/out", heard=Stopping(4))
+    with Store("memory://tables/out").locked(), pytest.raises(UsageError, match="another job"):
+        dedupe_on("memory://tables/in", "memory://tables/out")
+    files.pipe_file("/tables/out.lock", b"1700000000")  # of a job that was killed
     dedupe_on("memory://tables/in", "memory://tables/out")
     assert read_rows("memory://tables/out") == read_rows(tmp_path / "one.parquet")
     assert files.glob("/tables/out*") == ["/tables/out"]  # work folder and locks are gone

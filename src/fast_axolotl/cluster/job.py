@@ -63,7 +63,7 @@ class JobSummary:
     duplicates: int
     rows_out: int
     tokens: int | None
-    """Of the rows written; ``None`` where rows are no tokens, as with dedupe and preference data."""
+    """Of the rows written; ``None`` where rows are no tokens yet, as with preference data."""
     bytes_in: int
     bytes_out: int
     seconds: float
@@ -191,7 +191,7 @@ class Output:
         self.final, self.work, self._is_ours, self._id = final, work, is_ours, ""
         self.secret: list[int] = []
         """The key of the digests. It follows from all that the job depends on, so that two who run
-        one job in an object store, which has no locks, make the same digests."""
+        one job in an object store, whose lock is not exact, make the same digests."""
         self.parts = Store(parts) if final.is_local else final
 
     def claim(
