@@ -61,15 +61,9 @@ in the cache. So many rows at once are more than the processor follows by itself
 
 def _root_bits(count: int, power: int) -> tuple[int, ...]:
     """The first 32 fractional bits of the roots of the first primes: SHA-256's constants."""
-    roots = []
-    for prime in [n for n in range(2, 312) if all(n % divisor for divisor in range(2, n))][:count]:
-        low, high = 0, 1 << 37
-        while high - low > 1:
-            middle = (low + high) // 2
-            is_below = middle**power <= prime << 32 * power
-            low, high = (middle, high) if is_below else (low, middle)
-        roots.append(low & 0xFFFFFFFF)
-    return tuple(roots)
+    primes = [n for n in range(2, 312) if all(n % divisor for divisor in range(2, n))][:count]
+    # 35 bits of a float's 53: tests compare what comes of them with hashlib.
+    return tuple(int(prime ** (1 / power) * 2**32) & 0xFFFFFFFF for prime in primes)
 
 
 _ROUND_CONSTANTS = _root_bits(64, power=3)
