@@ -34,7 +34,7 @@ _MOST = np.iinfo(np.int64).max
 _NONE: _Integers = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackPlan:
     """Which lengths go into which pack; a sequence of arrays of indices, one per pack."""
 
@@ -72,14 +72,6 @@ class PackPlan:
     def tolist(self) -> list[list[int]]:
         """The packs as lists of ``int``, the form that Axolotl's sampler hands on."""
         return cut(self.indices, self.offsets)
-
-    def __repr__(self) -> str:
-        filled = "" if self.efficiency is None else f", {self.efficiency:.1%} filled"
-        long = f", {len(self.over_long):,} over-long" if len(self.over_long) else ""
-        return (
-            f"<PackPlan: {len(self.indices):,} lengths in {len(self):,} packs of {self.capacity:,}"
-            f" by {self.method}{filled}{long}>"
-        )
 
 
 def cut(values: npt.NDArray[np.integer[Any]], offsets: _Integers) -> list[list[int]]:
