@@ -422,7 +422,7 @@ def test_write_reads_of_an_object_store_what_it_writes(counted: Store) -> None:
 def test_two_who_run_one_job_in_an_object_store_make_the_same_digests(counted: Store) -> None:
     keys = []
     for name in "aab":
-        output = job.Output(Store("counted://out"), "", counted, is_ours=True)
+        output = job.Output(Store("counted://out"), counted, is_ours=True)
         with ExitStack() as held:
             output.claim(held, {"job": name}, restart=True)
         keys.append(output.secret)

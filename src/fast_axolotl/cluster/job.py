@@ -183,16 +183,14 @@ def find_repeated(
 class Output:
     """The folder that a job writes, and its work folder, from the first look until it is there."""
 
-    def __init__(self, final: Store, parts: str, work: Store, *, is_ours: bool) -> None:
-        """``parts`` is where the files of a local output are written.
-
-        What ``is_ours`` may be replaced, whoever wrote it: nobody else takes such a name.
-        """
+    def __init__(self, final: Store, work: Store, *, is_ours: bool) -> None:
+        """What ``is_ours`` may be replaced, whoever wrote it: nobody else takes such a name."""
         self.final, self.work, self._is_ours, self._id = final, work, is_ours, ""
         self.secret: list[int] = []
         """The key of the digests. It follows from all that the job depends on, so that two who run
         one job in an object store, whose lock is not exact, make the same digests."""
-        self.parts = Store(parts) if final.is_local else final
+        self.parts = Store(f"{final.url}.parts") if final.is_local else final
+        """Where the files are written."""
 
     def claim(
         self,
@@ -246,15 +244,8 @@ class Output:
                 "pass --restart to remove it and start over, or pass another --work"
             )
 
-    @property
-    def is_placed(self) -> bool:
-        """Whether the output has its name already: a run was interrupted after that."""
-        return self.final is not self.parts and _job_of(self.final) == self._id
-
     def forget_missing(self, stage: str, parts: Mapping[str, str]) -> None:
         """No answer of a task outlives the file that the task wrote."""
-        if self.is_placed:
-            return
         if _job_of(self.parts) != self._id:
             self.parts.remove()
         self.parts.write_json(_MARK, {"job": self._id, "work": self.work.url})
@@ -268,24 +259,21 @@ class Output:
 
         ``last`` are the texts of files that say it is complete.
         """
-        place = self.final if self.is_placed else self.parts
-        there, wanted = place.sizes(""), {name: answers[name]["bytes_out"] for name in answers}
-        wrong = [] if _job_of(place) == self._id else [_MARK]
+        there, wanted = self.parts.sizes(""), {name: answers[name]["bytes_out"] for name in answers}
+        wrong = [] if _job_of(self.parts) == self._id else [_MARK]
         names = {*there, *wanted} - {_MARK, *last}
         wrong += [name for name in names if there.get(name) != wanted.get(name)]
         if wrong:
             raise DataError(
                 f"{min(wrong)} is not what its task wrote ({len(wrong)} of {len(answers)} files); "
                 "something else changed this folder: run again with restart=True (--restart)",
-                path=place.url,
+                path=self.parts.url,
             )
-        if self.is_placed:
-            return
         for name, text in last.items():
-            with place.writing(name) as path:
+            with self.parts.writing(name) as path:
                 path.write_text(text, encoding="utf-8")
         if self.final.is_local:
-            folder, target = Path(place.path("")), Path(self.final.path(""))
+            folder, target = Path(self.parts.path("")), Path(self.final.path(""))
             for path in folder.glob(".*"):
                 path.unlink()  # what a killed task had begun
             if target.exists():

@@ -141,7 +141,7 @@ def _find_splits(cfg: Any, tokenizer: Any, output: str | None, work: str | None)
         if datasets:
             named = generate_dataset_hash_from_config(cfg, datasets, tokenizer.name_or_path)
             final, folder = Store(f"{base}/{named}"), Store(f"{beside}/.{named}.work")
-            place = Output(final, f"{base}/.{named}.parts", folder, is_ours=True)
+            place = Output(final, folder, is_ours=True)
             configs = list(datasets_with_name_generator(datasets))
             splits[named] = _Split(name=name, configs=configs, place=place)
     return list(splits.values())

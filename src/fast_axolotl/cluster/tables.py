@@ -86,7 +86,7 @@ def dedupe_on(
     store = Store(work or f"{final.url}.work")
     if f"{store.url}/".startswith(f"{final.url}/"):
         raise UsageError(f"--work {store.url} is inside the output; choose another folder")
-    place = Output(final, f"{final.url}.parts", store, is_ours=False)
+    place = Output(final, store, is_ours=False)
     listed = [inputs] if isinstance(inputs, str | Path) else inputs
     # Other processes have other working directories.
     paths = [str(p) if "://" in str(p) else os.path.abspath(p) for p in listed]  # noqa: PTH100
