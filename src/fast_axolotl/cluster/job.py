@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -120,30 +121,27 @@ class Job:
         answers: dict[str, Answer] = {}
         begin, before = time.perf_counter(), stage.seconds
 
-        def take(task: str, answer: Answer) -> None:
-            answers[task] = answer
+        def retried(reason: str) -> None:
+            stage.retried += 1
+            self._heard(stage, f"a task is tried again, since {reason}")
+
+        called, there = f"{function.__module__}:{name}", store.sizes(name)
+        all_tasks = [
+            Task(stage=name, name=task, function=called, arguments=arguments)
+            for task, arguments in tasks.items()
+        ]
+        done = [task for task in all_tasks if f"{task.name}.json" in there]
+        left = [task for task in all_tasks if f"{task.name}.json" not in there]
+        stage.done_before += len(done)
+        earlier = ((task, store.read_json(f"{name}/{task.name}.json")) for task in done)
+        for task, answer in chain(earlier, run_tasks(self._engine, store.url, left, retried)):
+            answers[task.name] = answer
             totals.update({key: n for key, n in answer.items() if isinstance(n, int)})
             stage.done += 1
             stage.rows = totals["rows"]
             stage.seconds = before + time.perf_counter() - begin
             self._peak_bytes = max(self._peak_bytes, answer["ran"]["peak_bytes"])
             self._heard(stage, "done" if stage.done == stage.tasks else "")
-
-        def retried(reason: str) -> None:
-            stage.retried += 1
-            self._heard(stage, f"a task is tried again, since {reason}")
-
-        done, called = store.sizes(name), f"{function.__module__}:{name}"
-        for task in [task for task in tasks if f"{task}.json" in done]:
-            stage.done_before += 1
-            take(task, store.read_json(f"{name}/{task}.json"))
-        left = [
-            Task(stage=name, name=task, function=called, arguments=tasks[task])
-            for task in tasks
-            if task not in answers
-        ]
-        for finished, answer in run_tasks(self._engine, store.url, left, retried):
-            take(finished.name, answer)
         return {task: answers[task] for task in tasks}
 
     def summary(self, **figures: Any) -> JobSummary:

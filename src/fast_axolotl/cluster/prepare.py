@@ -50,7 +50,7 @@ class _Split:
     """One prepared dataset: ``datasets:``, or ``test_datasets:``."""
 
     name: str
-    configs: list[Any]
+    pipeline: Pipeline
     place: Output
     datasets: list[Any] = field(default_factory=list)
     """As they were loaded, with the types of all that is made of them in ``types``."""
@@ -87,7 +87,7 @@ def prepare(
         splits = _find_splits(cfg, tokenizer, output, work)
         for split in splits:
             split.place.claim(held, {**about, "job": f"prepare, {split.name}"}, restart=restart)
-        num_rows = sum(_look(split, cfg, tokenizer) for split in splits)
+        num_rows = sum(map(_look, splits))
         need, facts = num_rows * _ROW_BYTES, system.describe()
         there = min(facts.get("limit_bytes") or math.inf, facts["memory_bytes"])
         if need > there:
@@ -105,7 +105,7 @@ def prepare(
                 if not split.place.work.sizes("tokenise"):
                     split.place.work.remove()
             splits = []
-        written = [_prepare_split(job, split, cfg, tokenizer, room) for split in splits]
+        written = [_prepare_split(job, split, room) for split in splits]
         # All of them first: a job that goes on would make one anew whose folder is gone.
         for split, files in zip(splits, written, strict=True):
             features = Features.from_arrow_schema(shards.read_schema(split.types))
@@ -142,24 +142,23 @@ def _find_splits(cfg: Any, tokenizer: Any, output: str | None, work: str | None)
             named = generate_dataset_hash_from_config(cfg, datasets, tokenizer.name_or_path)
             final, folder = Store(f"{base}/{named}"), Store(f"{beside}/.{named}.work")
             place = Output(final, folder, is_ours=True)
-            configs = list(datasets_with_name_generator(datasets))
-            splits[named] = _Split(name=name, configs=configs, place=place)
+            pipeline = Pipeline(cfg, tokenizer, list(datasets_with_name_generator(datasets)))
+            splits[named] = _Split(name=name, pipeline=pipeline, place=place)
     return list(splits.values())
 
 
-def _look(split: _Split, cfg: Any, tokenizer: Any) -> int:
+def _look(split: _Split) -> int:
     """Loads the datasets, counts their rows, and finds types by the first rows that are kept."""
     from datasets import Dataset, concatenate_datasets
     from datasets.table import InMemoryTable
 
-    pipeline = Pipeline(cfg, tokenizer, split.configs)
     made = []
-    for index, config in enumerate(split.configs):
-        dataset = load(config, cfg, split.name)
+    for index, config in enumerate(split.pipeline.configs):
+        dataset = load(config, split.pipeline.cfg, split.name)
         if not len(dataset):
             raise DataError(f"dataset {config.path} has no rows; check its path and split")
         split.datasets.append(dataset)
-        make = partial(pipeline.make, index, split.name)
+        make = partial(split.pipeline.make, index, split.name)
         metadata, unit = dataset.features.arrow_schema.metadata, Unit("", config.path, 0)
         for start in range(0, min(len(dataset), _MOST_PROBED_ROWS), _PROBED_ROWS):
             rows = dataset.with_format("arrow")[start : start + _PROBED_ROWS]
@@ -183,15 +182,14 @@ def _look(split: _Split, cfg: Any, tokenizer: Any) -> int:
     return sum(map(len, split.datasets))
 
 
-def _prepare_split(
-    job: Job, split: _Split, cfg: Any, tokenizer: Any, room: int
-) -> dict[str, Answer]:
+def _prepare_split(job: Job, split: _Split, room: int) -> dict[str, Answer]:
     """Makes the files of one prepared dataset, and gives what their tasks have answered."""
-    store, is_unique = split.place.work, bool(cfg.dataset_exact_deduplication)
+    store, cfg, configs = split.place.work, split.pipeline.cfg, split.pipeline.configs
+    is_unique = bool(cfg.dataset_exact_deduplication)
 
     def cut_all() -> list[list[Unit]]:
         return [
-            cut(rows, split.configs[index].path, room=room, store=store, name=f"{index:03d}")
+            cut(rows, configs[index].path, room=room, store=store, name=f"{index:03d}")
             for index, rows in enumerate(split.datasets)
         ]
 
@@ -211,7 +209,7 @@ def _prepare_split(
             units = cut_all()
         store.write_json("types.json", types)
     alike = {
-        "pipeline": Pipeline(cfg, tokenizer, split.configs).to_text(),
+        "pipeline": split.pipeline.to_text(),
         "split": split.name,
         "slice_bytes": max(MIB, room // 64),
         "secret": split.place.secret if is_unique else None,
