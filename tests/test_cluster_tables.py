@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import pickle
 import random
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from fast_axolotl import dedupe_files
+from fast_axolotl import dedupe_files, open_dataset
 from fast_axolotl.cluster import engines, job, store, tables
 from fast_axolotl.cluster.engines import Answer, Task, perform, run_tasks
 from fast_axolotl.cluster.job import Stage
@@ -29,6 +30,7 @@ from fast_axolotl.cluster.store import Store
 from fast_axolotl.cluster.tables import dedupe_on
 from fast_axolotl.errors import ConflictError, DataError, UsageError
 from fast_axolotl.reading import index, remote
+from fast_axolotl.reading.reader import dataset_of
 from support.axolotl import AGAINST_AXOLOTL
 from support.children import run_child
 from support.cluster_tasks import squares, task
@@ -137,6 +139,15 @@ def test_types_are_joined_over_all_shares_before_rows_are_compared(
     write_jsonl(path, [*rows, {"n": "text"}])
     with pytest.raises(ConflictError, match="'n'"):
         dedupe_on(path, str(tmp_path / "other"))
+
+
+def test_no_rows_of_a_mapped_file_are_sent_to_a_task(tmp_path: Path) -> None:
+    table = pa.table({"x": range(10_000)})
+    with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    sent = pickle.dumps(dataset_of(open_dataset(tmp_path / "a.arrow")))
+    assert len(sent) < 5_000
+    assert pickle.loads(sent).formats[0].batch(0)["x"].equals(table["x"].chunk(0))
 
 
 @pytest.mark.usefixtures("inline")
