@@ -273,7 +273,7 @@ class Output:
         if self.final.is_local:
             folder, target = Path(self.parts.path("")), Path(self.final.path(""))
             for path in folder.glob(".*"):
-                path.unlink()  # what a killed task had begun
+                shutil.rmtree(path, ignore_errors=True)  # what a killed task had begun
             if target.exists():
                 shutil.rmtree(target)
             folder.rename(target)

@@ -11,7 +11,6 @@ import json
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -109,14 +108,11 @@ class Store:
     def writing(self, name: str) -> Iterator[Path]:
         """A local path to write to; what is there at the end gets the name."""
         target = Path(self.path(name))
-        with ExitStack() as held:
-            if self.is_local:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-                held.callback(beside.unlink, missing_ok=True)
-            else:
-                folder = tempfile.TemporaryDirectory(prefix="fast-axolotl-")
-                beside = Path(held.enter_context(folder), target.name)
+        if self.is_local:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        place = target.parent if self.is_local else None
+        with tempfile.TemporaryDirectory(prefix=".fast-axolotl-", dir=place) as folder:
+            beside = Path(folder, target.name)
             try:
                 yield beside
                 if self.is_local:
@@ -125,7 +121,7 @@ class Store:
                 # A full disk, or a type that the format lacks; all else may be tried again.
                 if getattr(error, "errno", errno.ENOSPC) not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                with disk_errors(beside.parent):
+                with disk_errors(place or Path(folder)):
                     raise
             if not self.is_local:
                 self._ask("put_file", str(beside), self.path(name))
