@@ -83,16 +83,3 @@ def insert(
             if position == size:
                 position = np.uint64(0)
     return count
-
-
-@kernel(types.void(UINT64, types.int64, MUTABLE_UINT64))
-def place(keys: Any, count: int, slots: Any) -> None:
-    """Enters the first ``count`` digests of ``keys`` into slots that are all empty."""
-    size = np.uint64(len(slots))
-    for entry in range(count):
-        position = _home(keys[2 * entry], size)
-        while slots[position] != 0:
-            position += _ONE
-            if position == size:
-                position = np.uint64(0)
-        slots[position] = (keys[2 * entry + 1] >> _HALF << _HALF) | np.uint64(entry + 1)
