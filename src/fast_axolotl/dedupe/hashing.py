@@ -27,7 +27,6 @@ from fast_axolotl.kernels.threads import slices, spread
 from fast_axolotl.system import usable_cores
 
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
-IntArray: TypeAlias = npt.NDArray[np.int64]
 
 _DIGEST_BYTES = 32
 _FEW_ROWS = 200

@@ -18,20 +18,15 @@ half seconds of compilation, once.
 from __future__ import annotations
 
 from functools import reduce
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from fast_axolotl.kernels.jit import BYTES, INT64, MUTABLE_UINT32, kernel
-
-ByteArray: TypeAlias = npt.NDArray[np.uint8]
-IntArray: TypeAlias = npt.NDArray[np.int64]
-WordArray: TypeAlias = npt.NDArray[np.uint32]
 
 
 def lane_settings(features: dict[str, bool]) -> tuple[int, int]:
@@ -71,9 +66,7 @@ _FIRST_STATE = _root_bits(8, power=2)
 
 
 @kernel(types.void(BYTES, INT64, types.int64, types.int64, types.int64, MUTABLE_UINT32))
-def hash_rows(
-    data: ByteArray, offsets: IntArray, start: int, stop: int, longest: int, digests: WordArray
-) -> None:
+def hash_rows(data: Any, offsets: Any, start: int, stop: int, longest: int, digests: Any) -> None:
     """Writes the digests of rows ``start`` to ``stop``, of those up to ``longest`` bytes long.
 
     Row ``i`` is ``data[offsets[i]:offsets[i + 1]]``, its digest ``digests[8 * i:8 * i + 8]``, in

@@ -30,9 +30,6 @@ Method = Literal["first_fit", "first_fit_decreasing", "sequential"]
 
 _Integers = npt.NDArray[np.int64]
 
-_MOST = np.iinfo(np.int64).max
-_NONE: _Integers = np.empty(0, np.int64)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackPlan:
@@ -114,10 +111,10 @@ def plan_packs(
     group_size = most if group_size is None else integer("group_size", group_size, least=1)
     group_size = min(most, group_size)
     total_length = int(values.sum())
-    if (total := float(values.sum(dtype=np.float64))) > _MOST:
+    if (total := float(values.sum(dtype=np.float64))) > np.iinfo(np.int64).max:
         raise UsageError(f"the lengths add up to {total:.4g}, above 2**63 - 1; check their unit")
     is_sorted = method.endswith("_decreasing") and len(values) > 0
-    order, packs = _NONE, values.copy()
+    order, packs = np.empty(0, np.int64), values.copy()
     if is_sorted:  # of equal lengths the first index first, group by group
         order = np.lexsort((-values, np.arange(len(values)) // group_size))
         packs = values[order]
