@@ -31,6 +31,7 @@ from fast_axolotl.cluster.tables import dedupe_on
 from fast_axolotl.errors import ConflictError, DataError, UsageError
 from fast_axolotl.reading import index, remote
 from fast_axolotl.reading.reader import dataset_of
+from fast_axolotl.reading.schema import schema_text
 from support.axolotl import AGAINST_AXOLOTL
 from support.children import run_child
 from support.cluster_tasks import squares, task
@@ -413,7 +414,7 @@ def test_write_reads_of_an_object_store_what_it_writes(counted: Store) -> None:
             path.write_bytes(file.getvalue())
         counted.write_array(f"places/{unit}", places[unit])
     counted.write_array("edges", np.linspace(0, units * rows, pieces + 1).astype(np.int64))
-    counted.write_json("types.json", {"final": table.schema.serialize().to_pybytes().hex()})
+    counted.write_json("types.json", {"final": schema_text(table.schema)})
     counted.write_json("dealt.json", [str(unit) for unit in range(units)])
     for unit in range(units):
         deal(counted, unit=str(unit))

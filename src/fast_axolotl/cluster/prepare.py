@@ -32,6 +32,7 @@ from fast_axolotl.cluster.sources import Unit, cut, load
 from fast_axolotl.cluster.stock import Pipeline, load_configuration, tokenizer_digest
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.reading.schema import schema_of, schema_text
 
 MIB = 1024 * 1024
 _HOST_BYTES = 768 * MIB
@@ -108,7 +109,7 @@ def prepare(
         written = [_prepare_split(job, split, room) for split in splits]
         # All of them first: a job that goes on would make one anew whose folder is gone.
         for split, files in zip(splits, written, strict=True):
-            features = Features.from_arrow_schema(shards.read_schema(split.types))
+            features = Features.from_arrow_schema(schema_of(split.types))
             empty = Dataset.from_dict({key: [] for key in features}, features=features)
             mark = f"{split.place.final.url} {split.place.work.read('types.json')!r}"
             empty._fingerprint = hashlib.sha256(mark.encode()).hexdigest()[:16]
@@ -178,7 +179,7 @@ def _look(split: _Split) -> int:
         raise DataError(
             f"the datasets have different column types and cannot be merged: {error}"
         ) from None
-    split.types = merged.features.arrow_schema.serialize().to_pybytes().hex()
+    split.types = schema_text(merged.features.arrow_schema)
     return sum(map(len, split.datasets))
 
 
