@@ -236,4 +236,5 @@ def _even_offsets(array: pa.Array, width: int) -> Any:
 def _valid(array: pa.Array) -> Any:
     if not array.null_count:
         return _NO_NULLS
-    return array.is_valid().to_numpy(zero_copy_only=False)
+    # Not by ``to_numpy``, which imports pandas.
+    return np.from_dlpack(array.is_valid().cast(pa.uint8())).view(np.bool_)

@@ -116,8 +116,7 @@ def plain_rows(rows: Rows, name: str = "sequences") -> Rows:
                 return rows
     except (TypeError, OverflowError, RuntimeWarning):
         pass
-    error = _culprit(rows, None, name)
-    if error:
+    if error := _culprit(rows, None, name):
         raise error
     return [[operator.index(token) for token in row] for row in rows]
 
