@@ -173,7 +173,7 @@ def find_repeated(
         for name, rows in numbers:
             spill.add(store.read_array(f"digests/{name}", "<u8"), rows)
         spill.resolve()
-        for repeated in spill.repeated():
+        for repeated, _ in spill.pairs:
             is_repeated[repeated] = True
     return is_repeated
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,8 @@ class Spill:
         """Of each run, which record of the file begins each bucket."""
         self._distinct = np.zeros(_NUM_BUCKETS, np.int64)
         """How many different digests the runs have in each bucket, added up."""
-        self._pairs: list[Any] = []
-        """Repeated rows, and the first row like each."""
+        self.pairs: list[Any] = []
+        """Repeated rows, and the first row like each, once they are resolved."""
         self.num_bytes = 0
         """Written to disk so far."""
 
@@ -102,19 +102,15 @@ class Spill:
                     places.append((start // 8, count))
         if places:
             words = np.memmap(self._file, np.int64, "r")
-            self._pairs = [words[at : at + 2 * count].reshape(2, count) for at, count in places]
+            self.pairs = [words[at : at + 2 * count].reshape(2, count) for at, count in places]
 
     def firsts(self, start: int, stop: int) -> Any:
         """For the rows ``start … stop``, the number of the first row like each."""
         firsts = np.arange(start, stop)
-        for numbers, first_of_each in self._pairs:
+        for numbers, first_of_each in self.pairs:
             some = slice(*np.searchsorted(numbers, [start, stop]))
             firsts[numbers[some] - start] = first_of_each[some]
         return firsts
-
-    def repeated(self) -> Iterator[Any]:
-        """The numbers of rows that repeat one of a smaller number, in no order."""
-        return (pairs[0] for pairs in self._pairs)
 
     def close(self) -> None:
         """Removes the file."""
