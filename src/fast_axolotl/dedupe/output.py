@@ -92,8 +92,12 @@ def whole_file(
             writer = _writer_for(path, group_bytes)(beside, plain)
 
         def write(batch: pa.RecordBatch) -> None:
+            columns = [
+                column.dictionary_decode() if isinstance(column, pa.DictionaryArray) else column
+                for column in batch.columns
+            ]
             with disk_errors(path):
-                writer.write(batch.cast(plain))
+                writer.write(pa.RecordBatch.from_arrays(columns, schema=plain))
 
         try:
             yield write
