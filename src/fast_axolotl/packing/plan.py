@@ -113,9 +113,8 @@ def plan_packs(
     total_length = int(values.sum())
     if (total := float(values.sum(dtype=np.float64))) > np.iinfo(np.int64).max:
         raise UsageError(f"the lengths add up to {total:.4g}, above 2**63 - 1; check their unit")
-    is_sorted = method.endswith("_decreasing") and len(values) > 0
     order, packs = np.empty(0, np.int64), values.copy()
-    if is_sorted:  # of equal lengths the first index first, group by group
+    if method == "first_fit_decreasing":  # of equal lengths the first index first, group by group
         order = np.lexsort((-values, np.arange(len(values)) // group_size))
         packs = values[order]
     place = binpack.next_fit if method == "sequential" else binpack.first_fit
