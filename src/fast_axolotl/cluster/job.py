@@ -242,15 +242,15 @@ class Output:
                 "pass --restart to remove it and start over, or pass another --work"
             )
 
-    def forget_missing(self, stage: str, parts: Mapping[str, str]) -> None:
-        """No answer of a task outlives the file that the task wrote."""
+    def forget_missing(self, parts: Iterable[str]) -> None:
+        """No answer of a task of ``write`` outlives the file that it wrote, which has its name."""
         if _job_of(self.parts) != self._id:
             self.parts.remove()
         self.parts.write_json(_MARK, {"job": self._id, "work": self.work.url})
         written = self.parts.sizes("")
-        for task, part in parts.items():
+        for part in parts:
             if part not in written:
-                self.work.remove(f"{stage}/{task}.json")
+                self.work.remove(f"write/{part}.json")
 
     def publish(self, answers: Mapping[str, Answer], last: Mapping[str, str]) -> None:
         """The output is there after this, with the files that tasks have written.

@@ -244,7 +244,7 @@ def _prepare_split(job: Job, split: _Split, room: int) -> dict[str, Answer]:
     store.remove("tokens")
     store.write_json("dealt.json", list(kept))
     names = [f"data-{number:05d}-of-{len(ranges):05d}.arrow" for number in range(len(ranges))]
-    split.place.forget_missing("write", {name: name for name in names})
+    split.place.forget_missing(names)
     target = split.place.parts.url
     tasks = {
         name: {"name": name, "pieces": pieces, "target": target}

@@ -126,12 +126,12 @@ def dedupe_on(
         for name, span in rows.items():
             is_last = span.stop == num_rows and not tasks  # at least a schema
             if keep[span.start : span.stop].any() or is_last:
-                part = {"part": f"part-{len(tasks):05d}.parquet", "target": place.parts.url}
-                tasks[name] = {**shares[name], **part, "rows": [span.start, span.stop]}
-        place.forget_missing("write", {name: task["part"] for name, task in tasks.items()})
+                part = f"part-{len(tasks):05d}.parquet"
+                where = {"part": part, "target": place.parts.url}
+                tasks[part] = {**shares[name], **where, "rows": [span.start, span.stop]}
+        place.forget_missing(tasks)
         written = job.run(store, write, tasks)
-        answers = {tasks[name]["part"]: answer for name, answer in written.items()}
-        place.publish(answers, {} if final.is_local else {"_SUCCESS": "{}"})
+        place.publish(written, {} if final.is_local else {"_SUCCESS": "{}"})
         store.remove()
     return job.summary(
         outputs=(final.url,),
