@@ -70,13 +70,11 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else works in the folder meanwhile.
-
-        An object store has no locks: a file there says every few seconds that its job still lives.
-        """
+        """Nobody else works in the folder meanwhile."""
         mark, ended, is_free = f"{self._root}.lock", threading.Event(), True
 
         def show_life() -> None:
+            """In an object store, which has no locks: every few seconds, as long as it works."""
             is_over = False
             while not is_over:
                 self._fs.pipe_file(mark, str(time.time()).encode())
