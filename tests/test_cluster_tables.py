@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import pickle
 import random
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from fast_axolotl import dedupe_files
+from fast_axolotl import dedupe_files, open_dataset
 from fast_axolotl.cluster import engines, job, store, tables
 from fast_axolotl.cluster.engines import Answer, Task, perform, run_tasks
 from fast_axolotl.cluster.job import Stage
@@ -29,6 +30,8 @@ from fast_axolotl.cluster.store import Store
 from fast_axolotl.cluster.tables import dedupe_on
 from fast_axolotl.errors import ConflictError, DataError, UsageError
 from fast_axolotl.reading import index, remote
+from fast_axolotl.reading.reader import dataset_of
+from fast_axolotl.reading.schema import schema_text
 from support.axolotl import AGAINST_AXOLOTL
 from support.children import run_child
 from support.cluster_tasks import squares, task
@@ -137,6 +140,15 @@ def test_types_are_joined_over_all_shares_before_rows_are_compared(
     write_jsonl(path, [*rows, {"n": "text"}])
     with pytest.raises(ConflictError, match="'n'"):
         dedupe_on(path, str(tmp_path / "other"))
+
+
+def test_no_rows_of_a_mapped_file_are_sent_to_a_task(tmp_path: Path) -> None:
+    table = pa.table({"x": range(10_000)})
+    with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    sent = pickle.dumps(dataset_of(open_dataset(tmp_path / "a.arrow")))
+    assert len(sent) < 5_000
+    assert pickle.loads(sent).formats[0].batch(0)["x"].equals(table["x"].chunk(0))
 
 
 @pytest.mark.usefixtures("inline")
@@ -308,6 +320,9 @@ def test_an_object_store_is_input_and_output(tmp_path: Path) -> None:
     dedupe_files(write_jsonl(tmp_path / "a.jsonl", rows), tmp_path / "one.parquet")
     with pytest.raises(KeyboardInterrupt):
         dedupe_on("memory://tables/in", "memory://tables/out", heard=Stopping(4))
+    with Store("memory://tables/out").locked(), pytest.raises(UsageError, match="another job"):
+        dedupe_on("memory://tables/in", "memory://tables/out")
+    files.pipe_file("/tables/out.lock", b"1700000000")  # of a job that was killed
     dedupe_on("memory://tables/in", "memory://tables/out")
     assert read_rows("memory://tables/out") == read_rows(tmp_path / "one.parquet")
     assert files.glob("/tables/out*") == ["/tables/out"]  # work folder and locks are gone
@@ -343,6 +358,7 @@ def test_the_command_prints_what_was_done_and_continues_after_an_interrupt(tmp_p
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary["rows_out"] == len(read_rows(tmp_path / "out"))
+    assert summary["tokens"] is None  # rows of data are none yet
     assert all(stage["done_before"] == stage["tasks"] for stage in summary["stages"])
     done = run("dedupe a.jsonl -o out.parquet --workers 2")
     assert (done.returncode, "need --engine" in done.stderr) == (2, True)
@@ -398,7 +414,7 @@ def test_write_reads_of_an_object_store_what_it_writes(counted: Store) -> None:
             path.write_bytes(file.getvalue())
         counted.write_array(f"places/{unit}", places[unit])
     counted.write_array("edges", np.linspace(0, units * rows, pieces + 1).astype(np.int64))
-    counted.write_json("types.json", {"final": table.schema.serialize().to_pybytes().hex()})
+    counted.write_json("types.json", {"final": schema_text(table.schema)})
     counted.write_json("dealt.json", [str(unit) for unit in range(units)])
     for unit in range(units):
         deal(counted, unit=str(unit))
@@ -418,7 +434,7 @@ def test_write_reads_of_an_object_store_what_it_writes(counted: Store) -> None:
 def test_two_who_run_one_job_in_an_object_store_make_the_same_digests(counted: Store) -> None:
     keys = []
     for name in "aab":
-        output = job.Output(Store("counted://out"), "", counted, is_ours=True)
+        output = job.Output(Store("counted://out"), counted, is_ours=True)
         with ExitStack() as held:
             output.claim(held, {"job": name}, restart=True)
         keys.append(output.secret)

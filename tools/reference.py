@@ -165,6 +165,9 @@ def _find(module: Path, name: str) -> tuple[Definition, Path] | None:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
             if not _is_overload(node):
                 definitions.append(node)
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            if isinstance(node.value, ast.Name):  # another name for what is written there
+                return _find(module, node.value.id)
         elif isinstance(node, ast.ImportFrom):
             imports += [
                 (node.module or "", x.name) for x in node.names if name in (x.asname, x.name)

@@ -76,17 +76,8 @@ class RustStreamingDataset:
         return self
 
 
-def create_rust_streaming_dataset(
-    file_path: str,
-    dataset_type: str,
-    batch_size: int = 1000,
-    num_threads: int = 4,
-    dataset_keep_in_memory: bool = False,
-) -> RustStreamingDataset:
-    """The same as ``RustStreamingDataset(...)``."""
-    return RustStreamingDataset(
-        file_path, dataset_type, batch_size, num_threads, dataset_keep_in_memory
-    )
+create_rust_streaming_dataset = RustStreamingDataset
+"""The earlier package's other name for it."""
 
 
 def should_use_rust_streaming(

@@ -34,7 +34,7 @@ _LAST_IMPORT = "axolotl.core.builders"
 """What a training imports last: after the data are there, before the trainer is."""
 
 _KERNELS = {
-    "dataset_exact_deduplication": ("rowhash.absorb", "digests.insert", "digests.place"),
+    "dataset_exact_deduplication": ("rowhash.absorb", "digests.insert"),
     "sample_packing": ("binpack.first_fit", "binpack.collect"),
 }
 """Key of the configuration to the kernels behind it."""

@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,8 @@ class JobSummary:
     """Rows by the reason they were dropped for, duplicates not counted."""
     duplicates: int
     rows_out: int
-    tokens: int
-    """Of the rows written; 0 where rows are no tokens yet, as with preference data."""
+    tokens: int | None
+    """Of the rows written; ``None`` where rows are no tokens yet, as with preference data."""
     bytes_in: int
     bytes_out: int
     seconds: float
@@ -120,30 +121,27 @@ class Job:
         answers: dict[str, Answer] = {}
         begin, before = time.perf_counter(), stage.seconds
 
-        def take(task: str, answer: Answer) -> None:
-            answers[task] = answer
+        def retried(reason: str) -> None:
+            stage.retried += 1
+            self._heard(stage, f"a task is tried again, since {reason}")
+
+        called, there = f"{function.__module__}:{name}", store.sizes(name)
+        all_tasks = [
+            Task(stage=name, name=task, function=called, arguments=arguments)
+            for task, arguments in tasks.items()
+        ]
+        done = [task for task in all_tasks if f"{task.name}.json" in there]
+        left = [task for task in all_tasks if f"{task.name}.json" not in there]
+        stage.done_before += len(done)
+        earlier = ((task, store.read_json(f"{name}/{task.name}.json")) for task in done)
+        for task, answer in chain(earlier, run_tasks(self._engine, store.url, left, retried)):
+            answers[task.name] = answer
             totals.update({key: n for key, n in answer.items() if isinstance(n, int)})
             stage.done += 1
             stage.rows = totals["rows"]
             stage.seconds = before + time.perf_counter() - begin
             self._peak_bytes = max(self._peak_bytes, answer["ran"]["peak_bytes"])
             self._heard(stage, "done" if stage.done == stage.tasks else "")
-
-        def retried(reason: str) -> None:
-            stage.retried += 1
-            self._heard(stage, f"a task is tried again, since {reason}")
-
-        done, called = store.sizes(name), f"{function.__module__}:{name}"
-        for task in [task for task in tasks if f"{task}.json" in done]:
-            stage.done_before += 1
-            take(task, store.read_json(f"{name}/{task}.json"))
-        left = [
-            Task(stage=name, name=task, function=called, arguments=tasks[task])
-            for task in tasks
-            if task not in answers
-        ]
-        for finished, answer in run_tasks(self._engine, store.url, left, retried):
-            take(finished.name, answer)
         return {task: answers[task] for task in tasks}
 
     def summary(self, **figures: Any) -> JobSummary:
@@ -152,7 +150,7 @@ class Job:
         return JobSummary(
             **figures,
             rows_out=last["rows"],
-            tokens=last["tokens"],
+            tokens=last["tokens"] or None,
             bytes_out=last["bytes_out"],
             seconds=time.perf_counter() - self._begin,
             stages=tuple(self._stages.values()),
@@ -175,7 +173,7 @@ def find_repeated(
         for name, rows in numbers:
             spill.add(store.read_array(f"digests/{name}", "<u8"), rows)
         spill.resolve()
-        for repeated in spill.repeated():
+        for repeated, _ in spill.pairs:
             is_repeated[repeated] = True
     return is_repeated
 
@@ -183,16 +181,14 @@ def find_repeated(
 class Output:
     """The folder that a job writes, and its work folder, from the first look until it is there."""
 
-    def __init__(self, final: Store, parts: str, work: Store, *, is_ours: bool) -> None:
-        """``parts`` is where the files of a local output are written.
-
-        What ``is_ours`` may be replaced, whoever wrote it: nobody else takes such a name.
-        """
+    def __init__(self, final: Store, work: Store, *, is_ours: bool) -> None:
+        """What ``is_ours`` may be replaced, whoever wrote it: nobody else takes such a name."""
         self.final, self.work, self._is_ours, self._id = final, work, is_ours, ""
         self.secret: list[int] = []
         """The key of the digests. It follows from all that the job depends on, so that two who run
-        one job in an object store, which has no locks, make the same digests."""
-        self.parts = Store(parts) if final.is_local else final
+        one job in an object store, whose lock is not exact, make the same digests."""
+        self.parts = Store(f"{final.url}.parts") if final.is_local else final
+        """Where the files are written."""
 
     def claim(
         self,
@@ -246,48 +242,38 @@ class Output:
                 "pass --restart to remove it and start over, or pass another --work"
             )
 
-    @property
-    def is_placed(self) -> bool:
-        """Whether the output has its name already: a run was interrupted after that."""
-        return self.final is not self.parts and _job_of(self.final) == self._id
-
-    def forget_missing(self, stage: str, parts: Mapping[str, str]) -> None:
-        """No answer of a task outlives the file that the task wrote."""
-        if self.is_placed:
-            return
+    def forget_missing(self, parts: Iterable[str]) -> None:
+        """No answer of a task of ``write`` outlives the file that it wrote, which has its name."""
         if _job_of(self.parts) != self._id:
             self.parts.remove()
         self.parts.write_json(_MARK, {"job": self._id, "work": self.work.url})
         written = self.parts.sizes("")
-        for task, part in parts.items():
+        for part in parts:
             if part not in written:
-                self.work.remove(f"{stage}/{task}.json")
+                self.work.remove(f"write/{part}.json")
 
     def publish(self, answers: Mapping[str, Answer], last: Mapping[str, str]) -> None:
         """The output is there after this, with the files that tasks have written.
 
         ``last`` are the texts of files that say it is complete.
         """
-        place = self.final if self.is_placed else self.parts
-        there, wanted = place.sizes(""), {name: answers[name]["bytes_out"] for name in answers}
-        wrong = [] if _job_of(place) == self._id else [_MARK]
+        there, wanted = self.parts.sizes(""), {name: answers[name]["bytes_out"] for name in answers}
+        wrong = [] if _job_of(self.parts) == self._id else [_MARK]
         names = {*there, *wanted} - {_MARK, *last}
         wrong += [name for name in names if there.get(name) != wanted.get(name)]
         if wrong:
             raise DataError(
                 f"{min(wrong)} is not what its task wrote ({len(wrong)} of {len(answers)} files); "
                 "something else changed this folder: run again with restart=True (--restart)",
-                path=place.url,
+                path=self.parts.url,
             )
-        if self.is_placed:
-            return
         for name, text in last.items():
-            with place.writing(name) as path:
+            with self.parts.writing(name) as path:
                 path.write_text(text, encoding="utf-8")
         if self.final.is_local:
-            folder, target = Path(place.path("")), Path(self.final.path(""))
+            folder, target = Path(self.parts.path("")), Path(self.final.path(""))
             for path in folder.glob(".*"):
-                path.unlink()  # what a killed task had begun
+                shutil.rmtree(path, ignore_errors=True)  # what a killed task had begun
             if target.exists():
                 shutil.rmtree(target)
             folder.rename(target)

@@ -32,6 +32,7 @@ from fast_axolotl.cluster.sources import Unit, cut, load
 from fast_axolotl.cluster.stock import Pipeline, load_configuration, tokenizer_digest
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.errors import DataError, UsageError
+from fast_axolotl.reading.schema import schema_of, schema_text
 
 MIB = 1024 * 1024
 _HOST_BYTES = 768 * MIB
@@ -50,7 +51,7 @@ class _Split:
     """One prepared dataset: ``datasets:``, or ``test_datasets:``."""
 
     name: str
-    configs: list[Any]
+    pipeline: Pipeline
     place: Output
     datasets: list[Any] = field(default_factory=list)
     """As they were loaded, with the types of all that is made of them in ``types``."""
@@ -87,7 +88,7 @@ def prepare(
         splits = _find_splits(cfg, tokenizer, output, work)
         for split in splits:
             split.place.claim(held, {**about, "job": f"prepare, {split.name}"}, restart=restart)
-        num_rows = sum(_look(split, cfg, tokenizer) for split in splits)
+        num_rows = sum(map(_look, splits))
         need, facts = num_rows * _ROW_BYTES, system.describe()
         there = min(facts.get("limit_bytes") or math.inf, facts["memory_bytes"])
         if need > there:
@@ -105,10 +106,10 @@ def prepare(
                 if not split.place.work.sizes("tokenise"):
                     split.place.work.remove()
             splits = []
-        written = [_prepare_split(job, split, cfg, tokenizer, room) for split in splits]
+        written = [_prepare_split(job, split, room) for split in splits]
         # All of them first: a job that goes on would make one anew whose folder is gone.
         for split, files in zip(splits, written, strict=True):
-            features = Features.from_arrow_schema(shards.read_schema(split.types))
+            features = Features.from_arrow_schema(schema_of(split.types))
             empty = Dataset.from_dict({key: [] for key in features}, features=features)
             mark = f"{split.place.final.url} {split.place.work.read('types.json')!r}"
             empty._fingerprint = hashlib.sha256(mark.encode()).hexdigest()[:16]
@@ -141,25 +142,24 @@ def _find_splits(cfg: Any, tokenizer: Any, output: str | None, work: str | None)
         if datasets:
             named = generate_dataset_hash_from_config(cfg, datasets, tokenizer.name_or_path)
             final, folder = Store(f"{base}/{named}"), Store(f"{beside}/.{named}.work")
-            place = Output(final, f"{base}/.{named}.parts", folder, is_ours=True)
-            configs = list(datasets_with_name_generator(datasets))
-            splits[named] = _Split(name=name, configs=configs, place=place)
+            place = Output(final, folder, is_ours=True)
+            pipeline = Pipeline(cfg, tokenizer, list(datasets_with_name_generator(datasets)))
+            splits[named] = _Split(name=name, pipeline=pipeline, place=place)
     return list(splits.values())
 
 
-def _look(split: _Split, cfg: Any, tokenizer: Any) -> int:
+def _look(split: _Split) -> int:
     """Loads the datasets, counts their rows, and finds types by the first rows that are kept."""
     from datasets import Dataset, concatenate_datasets
     from datasets.table import InMemoryTable
 
-    pipeline = Pipeline(cfg, tokenizer, split.configs)
     made = []
-    for index, config in enumerate(split.configs):
-        dataset = load(config, cfg, split.name)
+    for index, config in enumerate(split.pipeline.configs):
+        dataset = load(config, split.pipeline.cfg, split.name)
         if not len(dataset):
             raise DataError(f"dataset {config.path} has no rows; check its path and split")
         split.datasets.append(dataset)
-        make = partial(pipeline.make, index, split.name)
+        make = partial(split.pipeline.make, index, split.name)
         metadata, unit = dataset.features.arrow_schema.metadata, Unit("", config.path, 0)
         for start in range(0, min(len(dataset), _MOST_PROBED_ROWS), _PROBED_ROWS):
             rows = dataset.with_format("arrow")[start : start + _PROBED_ROWS]
@@ -179,19 +179,18 @@ def _look(split: _Split, cfg: Any, tokenizer: Any) -> int:
         raise DataError(
             f"the datasets have different column types and cannot be merged: {error}"
         ) from None
-    split.types = merged.features.arrow_schema.serialize().to_pybytes().hex()
+    split.types = schema_text(merged.features.arrow_schema)
     return sum(map(len, split.datasets))
 
 
-def _prepare_split(
-    job: Job, split: _Split, cfg: Any, tokenizer: Any, room: int
-) -> dict[str, Answer]:
+def _prepare_split(job: Job, split: _Split, room: int) -> dict[str, Answer]:
     """Makes the files of one prepared dataset, and gives what their tasks have answered."""
-    store, is_unique = split.place.work, bool(cfg.dataset_exact_deduplication)
+    store, cfg, configs = split.place.work, split.pipeline.cfg, split.pipeline.configs
+    is_unique = bool(cfg.dataset_exact_deduplication)
 
     def cut_all() -> list[list[Unit]]:
         return [
-            cut(rows, split.configs[index].path, room=room, store=store, name=f"{index:03d}")
+            cut(rows, configs[index].path, room=room, store=store, name=f"{index:03d}")
             for index, rows in enumerate(split.datasets)
         ]
 
@@ -211,7 +210,7 @@ def _prepare_split(
             units = cut_all()
         store.write_json("types.json", types)
     alike = {
-        "pipeline": Pipeline(cfg, tokenizer, split.configs).to_text(),
+        "pipeline": split.pipeline.to_text(),
         "split": split.name,
         "slice_bytes": max(MIB, room // 64),
         "secret": split.place.secret if is_unique else None,
@@ -245,7 +244,7 @@ def _prepare_split(
     store.remove("tokens")
     store.write_json("dealt.json", list(kept))
     names = [f"data-{number:05d}-of-{len(ranges):05d}.arrow" for number in range(len(ranges))]
-    split.place.forget_missing("write", {name: name for name in names})
+    split.place.forget_missing(names)
     target = split.place.parts.url
     tasks = {
         name: {"name": name, "pieces": pieces, "target": target}

@@ -22,6 +22,7 @@ from fast_axolotl.cluster.stock import Made, open_pipeline
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.dedupe.rows import digest_batch
 from fast_axolotl.errors import DataError, FastAxolotlError
+from fast_axolotl.reading.schema import schema_of
 
 _PLACE = "__fast_axolotl_place"
 _ROWS_AT_ONCE = 1000
@@ -40,7 +41,7 @@ def tokenise(
 ) -> dict[str, Any]:
     """A unit's rows as they will be in the prepared dataset."""
     make = partial(open_pipeline(pipeline).make, index, split)
-    final = read_schema(store.read_json("types.json")["final"])
+    final = schema_of(store.read_json("types.json")["final"])
     table = unit.read(store)
     step = max(1, min(_MOST_SLICE_ROWS, len(table) * slice_bytes // max(1, table.nbytes)))
     merged = dropped = num_bytes = 0
@@ -106,7 +107,7 @@ def write(store: Store, *, name: str, pieces: range, target: str) -> dict[str, A
     from datasets import Features
     from datasets.arrow_writer import ArrowWriter
 
-    final = read_schema(store.read_json("types.json")["final"])
+    final = schema_of(store.read_json("types.json")["final"])
     schema = final.append(pa.field(_PLACE, pa.int64()))
     begins = {
         f"dealt/{unit}": store.read_array(f"dealt/{unit}", "<i8", pieces.start, pieces.stop + 1)
@@ -136,11 +137,6 @@ def write(store: Store, *, name: str, pieces: range, target: str) -> dict[str, A
             num_rows, _ = writer.finalize()
         num_bytes = path.stat().st_size
     return {"rows": num_rows, "tokens": tokens, "bytes_out": num_bytes}
-
-
-def read_schema(text: str) -> pa.Schema:
-    """A schema from what ``types.json`` keeps of it."""
-    return pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(text)))
 
 
 def _conform(table: pa.Table, schema: pa.Schema, unit: Unit) -> pa.Table:

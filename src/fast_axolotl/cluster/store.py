@@ -9,8 +9,10 @@ from __future__ import annotations
 import errno
 import json
 import tempfile
-import uuid
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -28,6 +30,7 @@ from fast_axolotl.reading.remote import with_retries
 
 _RETRY_SECONDS = 60.0
 """For so long, a request that fails is tried again; then its task is, on another node."""
+_BEAT_SECONDS = 10.0
 
 
 class Store:
@@ -67,35 +70,47 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else works in the folder meanwhile. An object store has no locks."""
-        if not self.is_local:
-            yield
-            return
-        mark = Path(f"{self._root}.lock")
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        with mark.open("ab") as lock:
-            if take_lock(lock.fileno(), mark) is False:
+        """Nobody else works in the folder meanwhile."""
+        mark, ended, is_free = f"{self._root}.lock", threading.Event(), True
+
+        def show_life() -> None:
+            """In an object store, which has no locks: every few seconds, as long as it works."""
+            is_over = False
+            while not is_over:
+                self._fs.pipe_file(mark, str(time.time()).encode())
+                is_over = ended.wait(_BEAT_SECONDS)
+            self._fs.rm_file(mark)
+
+        with ExitStack() as held:
+            if self.is_local:
+                Path(mark).parent.mkdir(parents=True, exist_ok=True)
+                lock = held.enter_context(Path(mark).open("ab"))
+                is_free = take_lock(lock.fileno(), Path(mark)) is not False
+            else:
+                with suppress(FileNotFoundError):
+                    last = float(self._ask("cat_file", mark))
+                    is_free = time.time() - last > 3 * _BEAT_SECONDS
+            if not is_free:
                 raise UsageError(
                     f"another job is using {self.url}; wait until it ends, or pass another --work "
                     "and another --output"
                 )
-            try:
-                yield
-            finally:
-                mark.unlink(missing_ok=True)
+            if self.is_local:
+                held.callback(Path(mark).unlink, missing_ok=True)
+            else:
+                held.enter_context(ThreadPoolExecutor(1)).submit(show_life)
+                held.callback(ended.set)
+            yield
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
         """A local path to write to; what is there at the end gets the name."""
         target = Path(self.path(name))
-        with ExitStack() as held:
-            if self.is_local:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-                held.callback(beside.unlink, missing_ok=True)
-            else:
-                folder = tempfile.TemporaryDirectory(prefix="fast-axolotl-")
-                beside = Path(held.enter_context(folder), target.name)
+        if self.is_local:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        place = target.parent if self.is_local else None
+        with tempfile.TemporaryDirectory(prefix=".fast-axolotl-", dir=place) as folder:
+            beside = Path(folder, target.name)
             try:
                 yield beside
                 if self.is_local:
@@ -104,7 +119,7 @@ class Store:
                 # A full disk, or a type that the format lacks; all else may be tried again.
                 if getattr(error, "errno", errno.ENOSPC) not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                with disk_errors(beside.parent):
+                with disk_errors(place or Path(folder)):
                     raise
             if not self.is_local:
                 self._ask("put_file", str(beside), self.path(name))

@@ -23,7 +23,7 @@ from fast_axolotl.cluster.engines import Answer
 from fast_axolotl.cluster.job import Heard, Job, JobSummary, Output, find_repeated
 from fast_axolotl.cluster.store import Store
 from fast_axolotl.dedupe.output import ParquetWriter
-from fast_axolotl.dedupe.rows import column_names, digest_batch, take_rows
+from fast_axolotl.dedupe.rows import column_names, digest_batch, keep_rows
 from fast_axolotl.errors import DataError, UsageError
 from fast_axolotl.reading import format_of_name, open_dataset
 from fast_axolotl.reading.blocks import Dataset, Unit
@@ -86,7 +86,7 @@ def dedupe_on(
     store = Store(work or f"{final.url}.work")
     if f"{store.url}/".startswith(f"{final.url}/"):
         raise UsageError(f"--work {store.url} is inside the output; choose another folder")
-    place = Output(final, f"{final.url}.parts", store, is_ours=False)
+    place = Output(final, store, is_ours=False)
     listed = [inputs] if isinstance(inputs, str | Path) else inputs
     # Other processes have other working directories.
     paths = [str(p) if "://" in str(p) else os.path.abspath(p) for p in listed]  # noqa: PTH100
@@ -126,12 +126,12 @@ def dedupe_on(
         for name, span in rows.items():
             is_last = span.stop == num_rows and not tasks  # at least a schema
             if keep[span.start : span.stop].any() or is_last:
-                part = {"part": f"part-{len(tasks):05d}.parquet", "target": place.parts.url}
-                tasks[name] = {**shares[name], **part, "rows": [span.start, span.stop]}
-        place.forget_missing("write", {name: task["part"] for name, task in tasks.items()})
+                part = f"part-{len(tasks):05d}.parquet"
+                where = {"part": part, "target": place.parts.url}
+                tasks[part] = {**shares[name], **where, "rows": [span.start, span.stop]}
+        place.forget_missing(tasks)
         written = job.run(store, write, tasks)
-        answers = {tasks[name]["part"]: answer for name, answer in written.items()}
-        place.publish(answers, {} if final.is_local else {"_SUCCESS": "{}"})
+        place.publish(written, {} if final.is_local else {"_SUCCESS": "{}"})
         store.remove()
     return job.summary(
         outputs=(final.url,),
@@ -182,7 +182,7 @@ def write(store: Store, *, share: Share, rows: Sequence[int], part: str, target:
         writer = ParquetWriter(path, share.schema)
         for found in share.read():
             for batch in found.table.to_batches():
-                writer.write(take_rows(batch, np.flatnonzero(keep[at : at + batch.num_rows])))
+                writer.write(keep_rows(batch, keep[at : at + batch.num_rows]))
                 at += batch.num_rows
         writer.close()
         num_bytes = path.stat().st_size

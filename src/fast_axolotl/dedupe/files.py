@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from fast_axolotl.dedupe.output import GROUP_BYTES, check_target, disk_errors, whole_file
 from fast_axolotl.dedupe.row_bytes import plain_type
-from fast_axolotl.dedupe.rows import column_names, digest_batch, take_rows
+from fast_axolotl.dedupe.rows import column_names, digest_batch, keep_rows
 from fast_axolotl.dedupe.seen import SeenRows
 from fast_axolotl.dedupe.spill import Spill
 from fast_axolotl.errors import ConflictError, DataError, UsageError
@@ -255,7 +255,7 @@ class _Run:
 
     def _write(self, batch: pa.RecordBatch, start: int, firsts: Any) -> None:
         new = firsts == np.arange(start, start + batch.num_rows)
-        self.write(take_rows(batch, np.flatnonzero(new)))
+        self.write(keep_rows(batch, new))
         self.rows_out += int(np.count_nonzero(new))
         self.of_others += int(np.count_nonzero(firsts < 0))
 

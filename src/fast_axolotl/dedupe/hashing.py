@@ -27,7 +27,6 @@ from fast_axolotl.kernels.threads import slices, spread
 from fast_axolotl.system import usable_cores
 
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
-IntArray: TypeAlias = npt.NDArray[np.int64]
 
 _DIGEST_BYTES = 32
 _FEW_ROWS = 200
@@ -57,12 +56,14 @@ def parallel_hash_rows(
     same chunks, null where the row is null.
     """
     require_threads(num_threads)
-    _require_many("rows", rows)
-    if isinstance(rows, pa.Array | pa.ChunkedArray):
-        return _hash_arrow(rows, num_threads)
+    hashed = (_hash_column(column, num_threads) for column in _columns(rows))
+    if isinstance(rows, pa.Array):
+        return next(hashed)
+    if isinstance(rows, pa.ChunkedArray):
+        return pa.chunked_array(list(hashed), _DIGEST)
     texts: list[str] = []
-    for digests in _hash_list(rows, num_threads):
-        texts += _hex(digests)
+    for digests in hashed:
+        texts += _hex(_bytes_of(digests))
     return texts
 
 
@@ -79,20 +80,14 @@ def deduplicate_indices(
     require_threads(num_threads)
     known = () if existing_hashes is None else existing_hashes
     _require_many("existing_hashes", known)
-    _require_many("rows", rows)
     # Other texts than those of ``parallel_hash_rows`` equal no digest.
     texts = [text for text in set(known) if isinstance(text, str) and _HEX_DIGEST.fullmatch(text)]
     known_digests = np.frombuffer(unhexlify("".join(texts)), np.uint8).reshape(-1, _DIGEST_BYTES)
-    if isinstance(rows, pa.Array | pa.ChunkedArray):
-        hashed = _hash_arrow(rows, num_threads)
-        if hashed.null_count:
-            index = pc.index(hashed.is_null(), True).as_py()
-            raise TypeError(f"row {index} is null; drop or fill the nulls before hashing")
-        chunks = hashed.chunks if isinstance(hashed, pa.ChunkedArray) else [hashed]
-        parts = [_bytes_of(chunk) for chunk in chunks]
-    else:
-        parts = list(_hash_list(rows, num_threads))
-    digests = np.concatenate([known_digests, *parts])
+    hashed = [_hash_column(column, num_threads) for column in _columns(rows)]
+    if (joined := pa.chunked_array(hashed, _DIGEST)).null_count:
+        index = pc.index(joined.is_null(), True).as_py()
+        raise TypeError(f"row {index} is null; drop or fill the nulls before hashing")
+    digests = np.concatenate([known_digests, *map(_bytes_of, hashed)])
     indices = np.flatnonzero(_is_first(digests)[len(known_digests) :])
     return indices.tolist(), _hex(digests[len(known_digests) :][indices])
 
@@ -103,17 +98,11 @@ def _require_many(name: str, values: object) -> None:
 
 
 def _hex(digests: ByteArray) -> list[str]:
-    """One string per digest, cut from a text of lines, since that takes no loop in Python."""
-    if len(digests) < _FEW_ROWS:
-        return digests.tobytes().hex("\n", _DIGEST_BYTES).split()
-    from fast_axolotl.kernels.sha256 import write_hex
-
+    """One string per digest, cut from texts of lines, since that takes no loop in Python."""
     texts: list[str] = []
-    lines = np.empty((min(len(digests), _BATCH_ROWS), 2 * _DIGEST_BYTES + 1), np.uint8)
     for start in range(0, len(digests), _BATCH_ROWS):
-        some = digests[start : start + _BATCH_ROWS]
-        write_hex(some.reshape(-1), lines.reshape(-1))
-        texts += str(lines[: len(some)].reshape(-1)[:-1].data, "ascii").split("\n")
+        some = digests[start : start + _BATCH_ROWS].tobytes()
+        texts += some.hex("\n", _DIGEST_BYTES).split("\n")
     return texts
 
 
@@ -130,8 +119,13 @@ def _is_first(digests: ByteArray) -> npt.NDArray[np.bool_]:
     return is_first
 
 
-def _hash_list(rows: Iterable[str | bytes], num_threads: int) -> Iterator[ByteArray]:
-    """The digests of some rows at a time, in order."""
+def _columns(rows: Iterable[str | bytes] | pa.Array | pa.ChunkedArray) -> Iterator[pa.Array]:
+    """The rows in Arrow columns of text or bytes; those of a list a batch at a time."""
+    if isinstance(rows, pa.Array | pa.ChunkedArray):
+        _require_text(rows.type)
+        yield from rows.chunks if isinstance(rows, pa.ChunkedArray) else [rows]
+        return
+    _require_many("rows", rows)
     rows = rows if isinstance(rows, list) else list(rows)
     for first in range(0, len(rows), _BATCH_ROWS):
         batch = rows[first : first + _BATCH_ROWS]
@@ -143,7 +137,7 @@ def _hash_list(rows: Iterable[str | bytes], num_threads: int) -> Iterator[ByteAr
         if not is_read:  # names the row that is no text, or encodes what pyarrow cannot
             encoded = [_encode(index, row) for index, row in enumerate(batch, first)]
             column = pa.array(encoded, pa.large_binary())
-        yield _bytes_of(_hash_column(column, num_threads))
+        yield column
 
 
 def _bytes_of(digests: pa.Array) -> ByteArray:
@@ -167,13 +161,6 @@ def _encode(index: int, row: object) -> bytes:
         ) from error
 
 
-def _hash_arrow(rows: pa.Array | pa.ChunkedArray, num_threads: int) -> Any:
-    if not isinstance(rows, pa.ChunkedArray):
-        return _hash_column(rows, num_threads)
-    _require_text(rows.type)
-    return pa.chunked_array([_hash_column(chunk, num_threads) for chunk in rows.chunks], _DIGEST)
-
-
 def _hash_column(column: pa.Array, num_threads: int) -> pa.Array:
     """The digests of a column: short rows in lanes, long ones one by one."""
     kind = column.type
@@ -181,7 +168,6 @@ def _hash_column(column: pa.Array, num_threads: int) -> pa.Array:
         return pa.nulls(len(column), _DIGEST)
     if pa.types.is_dictionary(kind):
         return _hash_column(column.dictionary, num_threads).take(column.indices)
-    _require_text(kind)
     plain = column.cast(pa.large_binary()) if pa.types.is_fixed_size_binary(kind) else column
     data, offsets = text_bytes(plain)
     digests = np.empty((len(column), _DIGEST_BYTES), np.uint8)

@@ -27,13 +27,6 @@ from fast_axolotl.kernels.threads import slices, spread
 
 TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 BINARY = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
-_LISTS = (
-    pa.types.is_list,
-    pa.types.is_large_list,
-    pa.types.is_fixed_size_list,
-    pa.types.is_list_view,
-    pa.types.is_large_list_view,
-)
 _FIXED_WIDTH = (pa.types.is_primitive, pa.types.is_decimal, pa.types.is_fixed_size_binary)
 _WIDE_OFFSETS = (pa.types.is_large_list, pa.types.is_large_binary, pa.types.is_large_string)
 
@@ -70,7 +63,7 @@ def parts_of(array: pa.Array, secret: Any, num_threads: int = 1) -> list[Part]:
         return [Part(_NO_BYTES, _even_offsets(array, 0), valid), *inner]
     if is_one_of(kind, (*TEXT, *BINARY)):
         return [Part(*text_bytes(array), valid)]
-    if not is_one_of(kind, (*_LISTS, pa.types.is_map)):
+    if not kind.num_fields:  # neither a map nor any kind of list
         data, width = _fixed_bytes(array)
         return [Part(data, _even_offsets(array, width), valid)]
     items, offsets = _items(array)
@@ -142,7 +135,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.large_list(entry)
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(plain_type(kind.value_type), kind.list_size)
-    if is_one_of(kind, _LISTS):
+    if kind.num_fields and not pa.types.is_union(kind):  # any other kind of list
         return pa.large_list(plain_type(kind.value_type))
     return kind
 
@@ -243,4 +236,5 @@ def _even_offsets(array: pa.Array, width: int) -> Any:
 def _valid(array: pa.Array) -> Any:
     if not array.null_count:
         return _NO_NULLS
-    return array.is_valid().to_numpy(zero_copy_only=False)
+    # Not by ``to_numpy``, which imports pandas.
+    return np.from_dlpack(array.is_valid().cast(pa.uint8())).view(np.bool_)

@@ -18,6 +18,7 @@ import pyarrow as pa
 from fast_axolotl.dedupe.row_bytes import digests_of, parts_of, plain_type
 from fast_axolotl.dedupe.seen import SeenRows
 from fast_axolotl.errors import UsageError
+from fast_axolotl.reading.rows import take
 from fast_axolotl.system import usable_cores
 
 _ROWS_AT_ONCE = 131_072
@@ -69,22 +70,9 @@ def digest_batch(batch: pa.RecordBatch, secret: Any, num_threads: int = 0) -> An
     return digests_of(parts, batch.num_rows, secret, threads)
 
 
-def take_rows(batch: pa.RecordBatch, rows: Any) -> pa.RecordBatch:
-    """The rows with these indices, an int64 array, in this order."""
-    if len(rows) == batch.num_rows and (rows == np.arange(batch.num_rows)).all():
-        return batch
-    columns = []
-    for column in batch.columns:
-        try:
-            columns.append(column.take(pa.array(rows)))
-        except pa.ArrowNotImplementedError:
-            starts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
-            lengths = np.diff(starts, append=len(rows))
-            runs = [
-                column.slice(row, length) for row, length in zip(rows[starts], lengths, strict=True)
-            ]
-            columns.append(pa.concat_arrays(runs) if runs else column.slice(0, 0))
-    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+def keep_rows(batch: pa.RecordBatch, keep: Any) -> pa.RecordBatch:
+    """The rows of a batch that stay, by a bool for each."""
+    return batch if keep.all() else take(batch, np.flatnonzero(keep))
 
 
 def column_names(schema: pa.Schema, columns: Sequence[str] | None, side: str) -> list[str]:

@@ -104,7 +104,7 @@ class _Region:
         return int(self.keys.nbytes + self.rows.nbytes + self.slots.nbytes)
 
     def enter(self, digests: Any, numbers: Any, firsts: Any) -> None:
-        from fast_axolotl.kernels.digests import insert, place
+        from fast_axolotl.kernels.digests import insert
 
         for start in range(0, len(numbers), _ENTER_ROWS):
             stop = min(start + _ENTER_ROWS, len(numbers))
@@ -122,7 +122,9 @@ class _Region:
                 num_slots = max(_LEAST_SLOTS, int(likely / _LOAD_AFTER_GROWTH))
                 self.slots = np.zeros(0, np.uint64)
                 self.slots = np.zeros(num_slots, np.uint64)
-                place(self.keys, self.count, self.slots)
+                # The entries are entered anew, each in its own place.
+                known, rows = self.keys[: 2 * self.count], self.rows[: self.count]
+                insert(known, rows, 0, 1, self.slots, self.keys, self.rows, 0, self.rows)
             self.count = insert(
                 block,
                 numbers[start:stop],

@@ -1,22 +1,24 @@
 """Find duplicate rows on disk, when there are more than fit into memory.
 
-A record is the digest of a row and its number, 24 bytes. A *run* is a file with as many records as
-fit in memory, ordered by bucket: some bits of the digest, so equal rows meet in one bucket whatever
-run they are in. ``resolve`` takes bucket after bucket into a set of rows seen; one with too many
+A record is the digest of a row and its number, 24 bytes. A *run* is as many records as fit in
+memory, ordered by bucket: some bits of the digest, so equal rows meet in one bucket whatever run
+they are in. ``resolve`` takes bucket after bucket into a set of rows seen; one with too many
 different digests for memory is read several times, for some of them each time.
 
-What it finds, pairs of a row and the first row like it, goes into files, in the order in which rows
-came, so that a second pass over the rows reads each in order. Disk: 24 bytes a row, plus 16 for
-each repeated row.
+What it finds, pairs of a row and the first row like it, is written behind the runs, in the order in
+which rows came, so that a second pass over the rows reads each bucket's in order. Disk: 24 bytes a
+row, plus 16 for each repeated row, in a file without a name: it goes when the process ends, however
+it does.
 """
 
 from __future__ import annotations
 
-import shutil
-import uuid
-from collections.abc import Iterator
+import os
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -35,26 +37,22 @@ _BUCKET_BITS = 8
 _NUM_BUCKETS = 1 << _BUCKET_BITS
 
 
-class _Run(NamedTuple):
-    path: Path
-    edges: Any
-    """Which of its records begins each bucket."""
-    distinct: Any
-    """How many different digests each bucket has in it."""
-
-
 class Spill:
-    """Records on disk, in a folder of their own below another, which ``close`` removes."""
+    """Records in a file on the disk of a folder, which ``close`` removes."""
 
-    def __init__(self, below: Path, *, limit: int) -> None:
-        self.folder = below / f".fast-axolotl-{uuid.uuid4().hex}"
+    def __init__(self, folder: Path, *, limit: int) -> None:
+        self.folder = folder
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         self._most_rows = max(_LEAST_ROWS, limit // _ROW_BYTES)
         self._run_rows = max(_LEAST_ROWS, self._most_rows // _RUN_SHARE)
         self._held: list[Any] = []
         self._num_held = 0
-        self._runs: list[_Run] = []
-        self._pairs: list[Any] = []
-        """Repeated rows, and the first row like each."""
+        self._edges: list[Any] = []
+        """Of each run, which record of the file begins each bucket."""
+        self._distinct = np.zeros(_NUM_BUCKETS, np.int64)
+        """How many different digests the runs have in each bucket, added up."""
+        self.pairs: list[Any] = []
+        """Repeated rows, and the first row like each, once they are resolved."""
         self.num_bytes = 0
         """Written to disk so far."""
 
@@ -74,16 +72,16 @@ class Spill:
     def resolve(self) -> None:
         """Finds the first row of every digest; nothing can be added after."""
         self._flush()
-        for bucket in range(_NUM_BUCKETS):
-            distinct = sum(int(run.distinct[bucket]) for run in self._runs)
+        places: list[tuple[int, int]] = []
+        for bucket, distinct in enumerate(self._distinct.tolist()):
             passes = 1 << (distinct // self._most_rows).bit_length()
             for index in range(passes):
                 seen = SeenRows(num_threads=1)
                 found: list[Any] = []
-                for run in self._runs:
-                    start, stop = run.edges[bucket : bucket + 2].tolist()
-                    offset = start * _RECORD.itemsize
-                    records = np.fromfile(run.path, _RECORD, count=stop - start, offset=offset)
+                for edges in self._edges:
+                    start, stop = edges[bucket : bucket + 2].tolist()
+                    self._file.seek(start * _RECORD.itemsize)
+                    records = np.fromfile(self._file, _RECORD, count=stop - start)
                     if passes > 1:
                         part = (records["low"] >> np.uint64(_BUCKET_BITS)) & np.uint64(passes - 1)
                         records = records[part == index]
@@ -100,44 +98,44 @@ class Spill:
                         best = least[np.searchsorted(known, pair[1])]
                         pair[:] = np.where(pair[0] == best, pair[1], pair[0]), best
                 if count := sum(pair.shape[1] for pair in found):
-                    path = self.folder / f"pairs-{len(self._pairs)}"
-                    with path.open("wb") as file:
-                        file.writelines(pair[side].data for side in (0, 1) for pair in found)
-                    self._pairs.append(np.memmap(path, np.int64, "r", shape=(2, count)))
-                    self.num_bytes += self._pairs[-1].nbytes
+                    start = self._append(pair[side] for side in (0, 1) for pair in found)
+                    places.append((start // 8, count))
+        if places:
+            words = np.memmap(self._file, np.int64, "r")
+            self.pairs = [words[at : at + 2 * count].reshape(2, count) for at, count in places]
 
     def firsts(self, start: int, stop: int) -> Any:
         """For the rows ``start … stop``, the number of the first row like each."""
         firsts = np.arange(start, stop)
-        for numbers, first_of_each in self._pairs:
+        for numbers, first_of_each in self.pairs:
             some = slice(*np.searchsorted(numbers, [start, stop]))
             firsts[numbers[some] - start] = first_of_each[some]
         return firsts
 
-    def repeated(self) -> Iterator[Any]:
-        """The numbers of rows that repeat one of a smaller number, in no order."""
-        return (pairs[0] for pairs in self._pairs)
-
     def close(self) -> None:
-        """Removes everything."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Removes the file."""
+        with suppress(OSError):  # of what a full disk had no room for
+            self._file.close()
 
     def _flush(self) -> None:
         if not self._held:
             return
-        self.folder.mkdir(exist_ok=True)
         records = np.concatenate(self._held)
         self._held, self._num_held = [], 0
         keys = (records["low"] & np.uint64(_NUM_BUCKETS - 1)).astype(np.int64)
         numbers, firsts = _enter(SeenRows(num_threads=1), records)
-        run = _Run(
-            self.folder / f"run-{len(self._runs)}",
-            np.concatenate([[0], np.cumsum(np.bincount(keys, minlength=_NUM_BUCKETS))]),
-            np.bincount(keys[firsts == numbers], minlength=_NUM_BUCKETS),
-        )
-        run.path.write_bytes(records[np.argsort(keys, kind="stable")].data)
-        self._runs.append(run)
-        self.num_bytes += records.nbytes
+        start = self._append([records[np.argsort(keys, kind="stable")]]) // _RECORD.itemsize
+        counts = np.bincount(keys, minlength=_NUM_BUCKETS)
+        self._edges.append(start + np.concatenate([[0], np.cumsum(counts)]))
+        self._distinct += np.bincount(keys[firsts == numbers], minlength=_NUM_BUCKETS)
+
+    def _append(self, arrays: Iterable[Any]) -> int:
+        """Writes arrays at the end of the file, and gives where they begin."""
+        start = self._file.seek(0, os.SEEK_END)
+        self._file.writelines(array.data for array in arrays)
+        self._file.flush()
+        self.num_bytes = self._file.tell()
+        return start
 
 
 def _enter(seen: SeenRows, records: Any) -> tuple[Any, Any]:

@@ -41,7 +41,10 @@ def first_fit(values: Any, group_size: int, capacity: int, max_rows: int) -> int
     tree, rows = np.empty(0, np.int64), np.empty(0, np.int64)
     for start in range(0, values.size, group_size):
         group = values[start : start + group_size]
-        most = _most_packs(group, capacity, max_rows)
+        # Two packs that are not full by rows hold more than one capacity together, or the later one
+        # would not have been opened: so no array has to grow.
+        filled = min(group.size, group.sum() // capacity)
+        most = min(group.size, 2 * filled + 2 + group.size // max_rows)
         leaves = 1
         while leaves < most:
             leaves *= _FANOUT
@@ -114,24 +117,6 @@ def collect(keys: Any, order: Any, offsets: Any, indices: Any) -> None:
     for key in range(offsets.size - 1, 0, -1):
         offsets[key] = offsets[key - 1]
     offsets[0] = 0
-
-
-@jit.inlined
-def _most_packs(group: Any, capacity: int, max_rows: int) -> int:
-    """A bound on the packs of first-fit, so that no array has to grow.
-
-    Two packs that are full neither by rows nor by one long member hold more than one capacity
-    together, or the later one would not have been opened; so those are fewer than 2 Σ / capacity,
-    or one.
-    """
-    total = long = 0
-    for length in group:
-        if length > capacity:
-            long += 1
-        else:
-            total += length
-    most: int = min(group.size, 2 * (total // capacity) + 2 + long + group.size // max_rows)
-    return most
 
 
 @jit.inlined

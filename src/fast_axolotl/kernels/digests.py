@@ -16,17 +16,11 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from fast_axolotl.kernels.jit import INT64, MUTABLE_INT64, MUTABLE_UINT64, UINT64, inlined, kernel
+from fast_axolotl.kernels.jit import INT64, MUTABLE_INT64, MUTABLE_UINT64, UINT64, kernel
 
 _HALF = np.uint64(32)
 _LOWER = np.uint64(0xFFFFFFFF)
 _ONE = np.uint64(1)
-
-
-@inlined
-def _home(low: Any, size: Any) -> Any:
-    """The slot where the search for a digest begins: its upper 32 bits, scaled to the table."""
-    return ((low >> _HALF) * size) >> _HALF
 
 
 @kernel(
@@ -64,7 +58,7 @@ def insert(
         low, high = digests[2 * index], digests[2 * index + 1]
         if high & np.uint64(num_regions - 1) != np.uint64(region):
             continue
-        position = _home(low, size)
+        position = ((low >> _HALF) * size) >> _HALF  # the upper half, scaled to the table
         tag = high >> _HALF << _HALF
         while True:
             slot = slots[position]
@@ -83,16 +77,3 @@ def insert(
             if position == size:
                 position = np.uint64(0)
     return count
-
-
-@kernel(types.void(UINT64, types.int64, MUTABLE_UINT64))
-def place(keys: Any, count: int, slots: Any) -> None:
-    """Enters the first ``count`` digests of ``keys`` into slots that are all empty."""
-    size = np.uint64(len(slots))
-    for entry in range(count):
-        position = _home(keys[2 * entry], size)
-        while slots[position] != 0:
-            position += _ONE
-            if position == size:
-                position = np.uint64(0)
-        slots[position] = (keys[2 * entry + 1] >> _HALF << _HALF) | np.uint64(entry + 1)

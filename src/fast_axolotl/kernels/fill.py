@@ -102,12 +102,6 @@ def place(offsets: Any, limit: int, width: int, closing: bool, targets: Any) -> 
 
 
 @inlined
-def _repeat(places: Any, value: int) -> None:
-    for i in range(len(places)):
-        places[i] = value
-
-
-@inlined
 def _extent(layout: Layout, index: int) -> tuple[int, bool]:
     """How many tokens a sequence has, and whether its separators follow in the same row."""
     offsets, targets, limit, width, closing = layout
@@ -130,7 +124,7 @@ def lay(values: Any, layout: Layout, eos: int, pad: int, out: Any, start: int, s
     offsets, targets, fits = layout[0], layout[1], True
     for index in range(start, stop):
         if index == 0:
-            _repeat(out[: targets[0]], pad)
+            out[: targets[0]] = pad
         length, closed = _extent(layout, index)
         tokens = values[offsets[index] : offsets[index] + length]
         places = out[targets[index] : targets[index + 1]]
@@ -140,7 +134,7 @@ def lay(values: Any, layout: Layout, eos: int, pad: int, out: Any, start: int, s
         if closed:
             places[length] = eos
             length += 1
-        _repeat(places[length:], pad)
+        places[length:] = pad
     return fits
 
 
@@ -150,12 +144,12 @@ def mark(layout: Layout, out: Any, start: int, stop: int) -> None:
     targets = layout[1]
     for index in range(start, stop):
         if index == 0:
-            _repeat(out[: targets[0]], 0)
+            out[: targets[0]] = 0
         length, closed = _extent(layout, index)
         length += closed
         places = out[targets[index] : targets[index + 1]]
-        _repeat(places[:length], 1)
-        _repeat(places[length:], 0)
+        places[:length] = 1
+        places[length:] = 0
 
 
 @inlined

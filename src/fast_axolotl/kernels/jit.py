@@ -26,7 +26,7 @@ def _array(dtype: Any, *, readonly: bool = True) -> Any:
     return types.Array(dtype, 1, "C", readonly=readonly)
 
 
-BYTES, MUTABLE_BYTES = _array(types.uint8), _array(types.uint8, readonly=False)
+BYTES = _array(types.uint8)
 FLAGS = _array(types.boolean)
 INT32, MUTABLE_INT32 = _array(types.int32), _array(types.int32, readonly=False)
 INT64, MUTABLE_INT64 = _array(types.int64), _array(types.int64, readonly=False)

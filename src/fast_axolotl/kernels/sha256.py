@@ -18,20 +18,15 @@ half seconds of compilation, once.
 from __future__ import annotations
 
 from functools import reduce
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from fast_axolotl.kernels.jit import BYTES, INT64, MUTABLE_BYTES, MUTABLE_UINT32, kernel
-
-ByteArray: TypeAlias = npt.NDArray[np.uint8]
-IntArray: TypeAlias = npt.NDArray[np.int64]
-WordArray: TypeAlias = npt.NDArray[np.uint32]
+from fast_axolotl.kernels.jit import BYTES, INT64, MUTABLE_UINT32, kernel
 
 
 def lane_settings(features: dict[str, bool]) -> tuple[int, int]:
@@ -54,8 +49,6 @@ _LENGTH_AT = 56
 """Where in its last block the length of a row begins."""
 _ONLY_LENGTH, _DONE, _IDLE = -1, -2, -3
 """What is left of a lane's row, beside a number of bytes."""
-_NEWLINE, _ZERO = ord("\n"), ord("0")
-_TO_LETTERS = ord("a") - 10 - _ZERO
 _PREFETCH_BYTES = 128
 """How far ahead in each row memory is asked for: a third less time for rows of 1 KB that are not
 in the cache. So many rows at once are more than the processor follows by itself."""
@@ -63,15 +56,9 @@ in the cache. So many rows at once are more than the processor follows by itself
 
 def _root_bits(count: int, power: int) -> tuple[int, ...]:
     """The first 32 fractional bits of the roots of the first primes: SHA-256's constants."""
-    roots = []
-    for prime in [n for n in range(2, 312) if all(n % divisor for divisor in range(2, n))][:count]:
-        low, high = 0, 1 << 37
-        while high - low > 1:
-            middle = (low + high) // 2
-            is_below = middle**power <= prime << 32 * power
-            low, high = (middle, high) if is_below else (low, middle)
-        roots.append(low & 0xFFFFFFFF)
-    return tuple(roots)
+    primes = [n for n in range(2, 312) if all(n % divisor for divisor in range(2, n))][:count]
+    # 35 bits of a float's 53: tests compare what comes of them with hashlib.
+    return tuple(int(prime ** (1 / power) * 2**32) & 0xFFFFFFFF for prime in primes)
 
 
 _ROUND_CONSTANTS = _root_bits(64, power=3)
@@ -79,9 +66,7 @@ _FIRST_STATE = _root_bits(8, power=2)
 
 
 @kernel(types.void(BYTES, INT64, types.int64, types.int64, types.int64, MUTABLE_UINT32))
-def hash_rows(
-    data: ByteArray, offsets: IntArray, start: int, stop: int, longest: int, digests: WordArray
-) -> None:
+def hash_rows(data: Any, offsets: Any, start: int, stop: int, longest: int, digests: Any) -> None:
     """Writes the digests of rows ``start`` to ``stop``, of those up to ``longest`` bytes long.
 
     Row ``i`` is ``data[offsets[i]:offsets[i + 1]]``, its digest ``digests[8 * i:8 * i + 8]``, in
@@ -137,18 +122,6 @@ def hash_rows(
         if is_idle:
             return
         _compress(states, blocks)
-
-
-@kernel(types.void(BYTES, MUTABLE_BYTES))
-def write_hex(digests: ByteArray, text: ByteArray) -> None:
-    """Writes a line of 64 hex digits for every digest of 32 bytes."""
-    for row in range(digests.size // 32):
-        source, line = digests[32 * row : 32 * row + 32], text[65 * row : 65 * row + 65]
-        for index in range(32):
-            high, low = source[index] >> 4, source[index] & 15
-            line[2 * index] = high + _ZERO + _TO_LETTERS * (high > 9)
-            line[2 * index + 1] = low + _ZERO + _TO_LETTERS * (low > 9)
-        line[64] = _NEWLINE
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -12,9 +12,6 @@ from contextlib import suppress
 from itertools import pairwise
 from threading import Thread
 
-_MOST_THREADS = 256
-"""Whatever is asked for: no machine gains from more, and each takes memory."""
-
 
 def slices(total: int, count: int) -> list[tuple[int, int]]:
     """``total`` things in ``count`` runs of nearly equal length, as (start, stop); none empty."""
@@ -43,8 +40,7 @@ def spread(
                 except BaseException as error:  # noqa: BLE001 - raised again in the caller
                     errors.append(error)
 
-    threads = min(num_threads, len(ranges), _MOST_THREADS)
-    helpers = [Thread(target=take_turns) for _ in range(threads - 1)]
+    helpers = [Thread(target=take_turns) for _ in range(min(num_threads, len(ranges)) - 1)]
     for helper in helpers:
         helper.start()
     take_turns()

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fast_axolotl.errors import UsageError
-from fast_axolotl.packing.sequences import integer, untracked
+from fast_axolotl.packing.sequences import integer, integers, untracked
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,11 +30,8 @@ Method = Literal["first_fit", "first_fit_decreasing", "sequential"]
 
 _Integers = npt.NDArray[np.int64]
 
-_MOST = np.iinfo(np.int64).max
-_NONE: _Integers = np.empty(0, np.int64)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackPlan:
     """Which lengths go into which pack; a sequence of arrays of indices, one per pack."""
 
@@ -73,14 +70,6 @@ class PackPlan:
         """The packs as lists of ``int``, the form that Axolotl's sampler hands on."""
         return cut(self.indices, self.offsets)
 
-    def __repr__(self) -> str:
-        filled = "" if self.efficiency is None else f", {self.efficiency:.1%} filled"
-        long = f", {len(self.over_long):,} over-long" if len(self.over_long) else ""
-        return (
-            f"<PackPlan: {len(self.indices):,} lengths in {len(self):,} packs of {self.capacity:,}"
-            f" by {self.method}{filled}{long}>"
-        )
-
 
 def cut(values: npt.NDArray[np.integer[Any]], offsets: _Integers) -> list[list[int]]:
     """Lists of the ``int`` between each offset and the next."""
@@ -110,7 +99,10 @@ def plan_packs(
     if method not in get_args(Method):
         raise UsageError(f"method is {method!r}; pass one of {', '.join(get_args(Method))}")
     capacity = integer("capacity", capacity, least=1)
-    values = _as_lengths(lengths)
+    values = integers(lengths, "lengths").astype(np.int64, copy=False)
+    if len(values) and values.min() < 0:
+        index = int(np.argmax(values < 0))
+        raise UsageError(f"lengths[{index}] is {values[index]}; pass lengths from 0 to 2**63 - 1")
     from fast_axolotl.kernels import binpack
 
     # Beyond the number of lengths, a limit limits nothing; zero lengths still form one group.
@@ -119,11 +111,10 @@ def plan_packs(
     group_size = most if group_size is None else integer("group_size", group_size, least=1)
     group_size = min(most, group_size)
     total_length = int(values.sum())
-    if (total := float(values.sum(dtype=np.float64))) > _MOST:
+    if (total := float(values.sum(dtype=np.float64))) > np.iinfo(np.int64).max:
         raise UsageError(f"the lengths add up to {total:.4g}, above 2**63 - 1; check their unit")
-    is_sorted = method.endswith("_decreasing") and len(values) > 0
-    order, packs = _NONE, values.copy()
-    if is_sorted:  # of equal lengths the first index first, group by group
+    order, packs = np.empty(0, np.int64), values.copy()
+    if method == "first_fit_decreasing":  # of equal lengths the first index first, group by group
         order = np.lexsort((-values, np.arange(len(values)) // group_size))
         packs = values[order]
     place = binpack.next_fit if method == "sequential" else binpack.first_fit
@@ -143,27 +134,3 @@ def plan_packs(
         lower_bound=-(-fitting // capacity) + len(over_long),
         efficiency=(fitting + len(over_long) * capacity) / slots if slots else None,
     )
-
-
-def _as_lengths(lengths: Any) -> _Integers:
-    """Contiguous int64, without a copy where they are."""
-    try:
-        values = np.asarray(lengths)
-    except ValueError:  # lists of several lengths among the lengths
-        values = np.empty((0, 0))
-    if values.ndim != 1:
-        raise TypeError(
-            f"lengths has the type {type(lengths).__name__}; pass one list, numpy array or Arrow "
-            "array of integers"
-        )
-    if not len(values):
-        return _NONE
-    if values.dtype.kind not in "iu":
-        raise TypeError(
-            f"lengths has values that are no integers ({values.dtype}); pass integers, such as "
-            "[len(ids) for ids in input_ids]"
-        )
-    if values.min() < 0 or values.max() > _MOST:
-        index = int(np.argmax((values < 0) | (values > _MOST)))
-        raise UsageError(f"lengths[{index}] is {values[index]}; pass lengths from 0 to 2**63 - 1")
-    return np.ascontiguousarray(values, dtype=np.int64)

@@ -74,7 +74,7 @@ def read(sequences: Any, name: str = "sequences") -> Rows | Flat:
     # Plain arrays are joined without looking at each.
     plain = {(1, _INT32), (1, _INT64)}
     if kinds != {np.ndarray} or not {(row.ndim, row.dtype) for row in rows} <= plain:
-        rows = [_array(row, f"{name}[{index}]") for index, row in enumerate(rows)]
+        rows = [integers(row, f"{name}[{index}]") for index, row in enumerate(rows)]
     dtype = _INT64 if _INT64 in {row.dtype for row in rows} else _INT32
     return Flat(np.concatenate([*rows, _NOTHING], dtype=dtype), _offsets(lengths_of(rows)))
 
@@ -116,8 +116,7 @@ def plain_rows(rows: Rows, name: str = "sequences") -> Rows:
                 return rows
     except (TypeError, OverflowError, RuntimeWarning):
         pass
-    error = _culprit(rows, None, name)
-    if error:
+    if error := _culprit(rows, None, name):
         raise error
     return [[operator.index(token) for token in row] for row in rows]
 
@@ -169,6 +168,18 @@ def integer(name: str, value: Any, *, least: int | None = None, dtype: str = "in
     return number
 
 
+def integers(row: Any, name: str) -> Array:
+    """A list, array, tensor or Arrow array of integers in 32 or 64 bits, contiguous."""
+    try:
+        values = row.numpy(force=True) if hasattr(row, "numpy") else np.asanyarray(row)
+        is_row = values.ndim == 1
+    except (TypeError, ValueError):
+        is_row = False
+    if not is_row:
+        raise UsageError(f"{name} is {_shown(row)}; pass a list or an array of integers")
+    return _integers(values, name)
+
+
 def deliver(result: Array, output: str) -> Any:
     """An array as one of the ``OUTPUTS``."""
     if output == "numpy":
@@ -210,18 +221,6 @@ def _from_arrow(column: Any, name: str) -> Flat:
     return Flat(_integers(values.to_numpy(zero_copy_only=False), name), _offsets(lengths))
 
 
-def _array(row: Any, name: str) -> Array:
-    """One sequence of a list that holds others than lists alone."""
-    try:
-        values = row.numpy(force=True) if hasattr(row, "numpy") else np.asanyarray(row)
-        is_row = values.ndim == 1
-    except (TypeError, ValueError):
-        is_row = False
-    if not is_row:
-        raise UsageError(f"{name} is {_shown(row)}; pass a list or an array of token ids")
-    return _integers(values, name)
-
-
 def _integers(values: Array, name: str) -> Array:
     """The values in 32 or 64 bits, with their sign, contiguous; not copied where they are so."""
     kind, size = values.dtype.kind, values.dtype.itemsize
@@ -230,8 +229,8 @@ def _integers(values: Array, name: str) -> Array:
     if isinstance(values, np.ma.MaskedArray):
         raise UsageError(f"{name} is a masked array; fill or drop the masked values")
     if kind not in "iub":
-        first = values[:1].tolist()[0]
-        raise UsageError(f"{name} has {values.dtype} values, such as {first!r}; pass integers")
+        odd = next((one for one in values.tolist() if type(one) is not int), values[0])
+        raise UsageError(f"{name} has {values.dtype} values, such as {odd!r}; pass integers")
     if kind == "u" and size == 8 and values.max() > np.iinfo(np.int64).max:
         place = int(np.argmax(values > np.iinfo(np.int64).max))
         raise _too_large(f"{name}, value {place},", int(values[place]), "int64")

@@ -246,6 +246,10 @@ class MappedFile(_Columnar):
             self.validated.add(index)
         return self.batches[index]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process maps the file itself, so that no rows are sent to it."""
+        return open_arrow, (self.source, self.options)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrowFile(_Columnar):
