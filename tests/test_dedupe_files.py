@@ -242,6 +242,7 @@ def test_the_command_prints_a_summary_and_json_and_refuses_to_overwrite(tmp_path
     [
         (COMMAND, signal.SIGINT, 130, "fast-axolotl: interrupted\n"),
         (COMMAND, signal.SIGTERM, 143, "fast-axolotl: stopped by SIGTERM\n"),
+        (SCRIPT, signal.SIGTERM, 143, ""),
         (SCRIPT, signal.SIGKILL, -9, ""),
     ],
 )

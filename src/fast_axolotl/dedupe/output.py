@@ -1,7 +1,7 @@
 """Write a file that appears complete or not at all.
 
 Rows go to a hidden file beside the target, which is renamed over it at the end. It is removed after
-an error or an interrupt, and by the next writer of that target if its process was killed.
+an error, an interrupt or SIGTERM, and by the next writer of that target if its process was killed.
 Parquet, Arrow (the file form) and JSON lines, the last also with gzip or zstd around it.
 
 JSON lines are made by Python and are the slow one. Dates, times and decimals become text there;
@@ -16,6 +16,9 @@ import glob
 import json
 import os
 import platform
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -82,6 +85,11 @@ def whole_file(
                 os.kill(int(other.name[len(stem) :].removesuffix(".partial")), 0)
             except ProcessLookupError:
                 other.unlink()
+    is_main = threading.current_thread() is threading.main_thread()
+    # Else somebody decides what it does.
+    is_default = is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if is_default:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     fields = [
         field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
         for field in schema
@@ -110,6 +118,8 @@ def whole_file(
             beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+        if is_default:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _writer_for(path: Path, group_bytes: int = GROUP_BYTES) -> Callable[[Path, pa.Schema], Any]:
