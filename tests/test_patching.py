@@ -26,7 +26,7 @@ import torch
 from fast_axolotl.axolotl import fingerprints, patching
 from fast_axolotl.axolotl.fingerprints import ABSENT, fingerprint, mismatch
 from fast_axolotl.axolotl.patching import Patchwork, Replacement, Unfamiliar
-from fast_axolotl.axolotl.self_check import Check, Different, take_lock
+from fast_axolotl.axolotl.self_check import Check, Different
 from support.files import lay_out
 
 HOST = {
@@ -495,24 +495,18 @@ def test_a_sampler_is_compared_on_a_copy_and_equal_results_of_many_kinds_are_equ
     assert thing.value == 2
 
 
-def test_only_written_files_need_a_folder_and_what_a_killed_check_left_goes(
+def test_written_files_are_compared_in_a_folder_that_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    for name in ("left", "used"):
-        lay_out(tmp_path / f"fast-axolotl-check-{name}", {"lock": "", "rows": ""})
 
     def write(cfg: dict[str, Any], rows: Any) -> None:
-        seen.append(sorted(path.name[19:] for path in tmp_path.iterdir()))
+        seen.append(len([*tmp_path.iterdir()]))
         Path(cfg["dataset_prepared_path"], "a").write_text(repr(rows))
 
-    seen: list[Any] = []
-    used = tmp_path / "fast-axolotl-check-used" / "lock"
-    with used.open("wb") as lock:
-        assert take_lock(lock.fileno(), used)
-        assert pair(write, write, "folder:rows", {}, [1])[1] == ""
-    assert [("left" in names, "used" in names, len(names)) for names in seen] == [(0, 1, 2)] * 2
-    assert [path.name for path in tmp_path.iterdir()] == [used.parent.name]
+    seen: list[int] = []
+    assert pair(write, write, "folder:rows", {}, [1])[1] == ""
+    assert (seen, [*tmp_path.iterdir()]) == ([1, 1], [])
 
 
 def test_datasets_are_compared_in_every_call_and_rows_far_into_them_later() -> None:
