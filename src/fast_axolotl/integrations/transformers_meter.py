@@ -55,10 +55,7 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
         settings = {
             "num_workers": args.dataloader_num_workers,
             "prefetch_factor": args.dataloader_prefetch_factor,
-            "gradient_accumulation": args.gradient_accumulation_steps,
             "batch_size": args.per_device_train_batch_size,
-            "pin_memory": args.dataloader_pin_memory,
-            "persistent_workers": args.dataloader_persistent_workers,
             # The adapters of accelerate claim the class of what they wrap; their type tells.
             "dispatcher": type(loader).__name__ == "DataLoaderDispatcher",
             "gradient_checkpointing": bool(args.gradient_checkpointing),
@@ -67,11 +64,6 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
             # How the user's script calls them: TRL's trainers have arguments of their own.
             "arguments": type(args).__name__,
         }
-        if state.global_step:
-            settings["resumed_at_step"] = state.global_step
-        for name, strategy in (("save", args.save_strategy), ("eval", args.eval_strategy)):
-            if getattr(strategy, "value", strategy) == "steps":
-                settings[f"{name}_steps"] = getattr(state, f"{name}_steps", None)
         if getattr(args, "sample_packing", None) is not None:
             settings["sample_packing"] = bool(args.sample_packing)
         padding = getattr(known.get("processing_class"), "pad_token_id", None)
