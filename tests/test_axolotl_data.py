@@ -36,7 +36,7 @@ from fast_axolotl.axolotl.passes import (
     handle_long_seq_in_dataset,
     process_datasets_for_packing,
 )
-from fast_axolotl.axolotl.patching import Final, Unfamiliar
+from fast_axolotl.axolotl.patching import Final, Unfamiliar, _is_replaced
 from fast_axolotl.axolotl.self_check import Check
 from support.axolotl import (
     EQUAL_TO_STOCK,
@@ -356,6 +356,20 @@ def test_unknown_code_is_compared_without_processes_and_whatever_the_parts(
     save = Check("folder:dataset", shared.save_preprocessed_dataset)
     save.before(save_preprocessed_dataset, (cfg, rows, "hash", "train"), {})
     assert not [*tmp_path.iterdir()]
+
+
+def test_passes_of_datasets_are_ours_only_while_the_function_runs() -> None:
+    from datasets import Dataset
+
+    def fail() -> None:
+        assert Dataset.map is not before[0]
+        assert not _is_replaced("datasets.arrow_dataset")  # by other code than ours
+        raise OSError("in stock")
+
+    before = Dataset.map, Dataset.filter
+    with pytest.raises(Final, match="in stock"):
+        passes.run_with({}, "long", fail)
+    assert (Dataset.map, Dataset.filter) == before
 
 
 @pytest.mark.parametrize("existing", [False, True])

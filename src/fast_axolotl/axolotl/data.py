@@ -60,7 +60,7 @@ _LEAST_RUN = 4
 _MIN_ROWS_PER_PROCESS = 256
 """As in ``save_preprocessed_dataset`` of Axolotl."""
 
-_KINDS = ("axolotl.datasets.TokenizedPromptDataset", "fast_axolotl.axolotl.passes.Watched")
+_KIND = "axolotl.datasets.TokenizedPromptDataset"
 """Of datasets that read their rows as the library's own do."""
 
 _DEAD_SECONDS = 86_400.0
@@ -292,7 +292,7 @@ def require_known_kind(dataset: Any) -> None:
 
     kind = type(dataset)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if kind is not Dataset and name not in _KINDS:
+    if kind is not Dataset and name != _KIND:
         raise Unfamiliar(f"the dataset has the type {name}")
     if dataset.list_indexes():
         raise Unfamiliar("the dataset has a search index")

@@ -2,8 +2,8 @@
 
 ``SFTTrainer``, ``DPOTrainer``, ``KTOTrainer`` and ``RewardTrainer`` prepare a dataset in up to six
 passes of ``map`` and ``filter`` over rows. Here their ``_prepare_dataset`` runs whole, with its
-conditions, errors and warnings, on a dataset that knows the row functions it defines, and answers
-with ours, which take 1,000 rows as an Arrow table (see ``passes``).
+conditions, errors and warnings; the row functions it defines are answered by ours, which take 1,000
+rows as an Arrow table (see ``passes``).
 
 Tokenising is TRL's own function, called twice for each row with a ``_Recorder`` in place of the
 tokenizer: the first time it notes the texts, which then go to the Rust tokenizer together (see
@@ -39,7 +39,7 @@ from fast_axolotl.axolotl.data import (
 from fast_axolotl.axolotl.passes import (
     pass_fingerprint,
     require_unchanging,
-    run_watched,
+    run_with,
     set_column,
 )
 from fast_axolotl.axolotl.patching import Unfamiliar, from_stock
@@ -55,7 +55,7 @@ Columns = dict[str, pa.Array]
 
 
 def prepare_dataset(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for ``_prepare_dataset`` of four trainers: it runs on a dataset that we watch."""
+    """Stands in for ``_prepare_dataset`` of four trainers, which runs with passes of ours."""
     from datasets import Dataset
 
     if type(dataset) is not Dataset:
@@ -67,7 +67,7 @@ def prepare_dataset(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
     )
     switch = f"trl-{trainer.__name__.removesuffix('Trainer').lower()}"
     prepare = vars(trainer)["_prepare_dataset"]
-    return run_watched(switch, prepare, _PASSES, self, dataset, *args, **kwargs)
+    return run_with(_PASSES, switch, prepare, self, dataset, *args, **kwargs)
 
 
 @dataclass(frozen=True, slots=True)
