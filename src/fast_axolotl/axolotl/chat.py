@@ -37,12 +37,7 @@ from weakref import WeakKeyDictionary
 
 from fast_axolotl.axolotl.patching import Unfamiliar
 from fast_axolotl.axolotl.templates import Skeletons, Turn
-from fast_axolotl.axolotl.tokenizers import (
-    check_tokenizer,
-    encode_texts,
-    set_truncation,
-    tokenize_rows,
-)
+from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, tokenize_rows
 
 _SENTINELS = ("[[dummy_message]]", "zzdummymessagezz")
 """Axolotl's placeholders: no white space around them, first and last characters all different."""
@@ -76,12 +71,12 @@ def tokenize_prompt(self: Any, prompt: dict[str, Any]) -> dict[str, list[list[in
     }
 
 
-def check_chat(strategy: Any) -> Any:
-    """The Rust tokenizer; Unfamiliar, unless ``chat_rows`` can do this strategy's conversations."""
+def check_chat(strategy: Any) -> None:
+    """Raises unless ``chat_rows`` can do this strategy's conversations."""
     from axolotl.prompt_strategies import chat_template
 
     tokenizer, prompter = strategy.tokenizer, strategy.prompter
-    backend = check_tokenizer(tokenizer)
+    check_tokenizer(tokenizer)
     if type(strategy) is not chat_template.ChatTemplateStrategy:
         raise Unfamiliar(f"{type(strategy).__name__} is a custom strategy")
     if type(prompter) is not chat_template.ChatTemplatePrompter or prompter.processor:
@@ -103,29 +98,23 @@ def check_chat(strategy: Any) -> Any:
         raise Unfamiliar("only the last turn is trained, in the legacy mode")
     if any(name in str(prompter.chat_template) for name in _UNSTEADY):
         raise Unfamiliar("the chat template uses a random choice")
-    return backend
 
 
 def chat_rows(strategy: Any, prompt: Any) -> tuple[list[list[int]], list[list[int]]]:
     """Token ids and labels of a batch of conversations."""
     from axolotl.utils.dict import remove_none_values
 
-    backend = check_chat(strategy)
+    check_chat(strategy)
     columns = {name: values for name, values in prompt.items() if values is not None}
     lengths = {*map(len, columns.values())}
     if not strategy.is_prompt_batched(columns) or len(lengths) != 1 or not any(lengths):
         raise Unfamiliar("the prompt is not a batch of rows with messages")
-
-    def encode(texts: list[str]) -> Iterator[Any]:
-        set_truncation(strategy.tokenizer, None)
-        return encode_texts(backend, texts, add_special_tokens=False, offsets=True)
-
     return tokenize_rows(
         "chat",
         max(lengths),
         lambda number: {name: remove_none_values(found[number]) for name, found in columns.items()},
         partial(_prepare, strategy),
-        encode,
+        partial(encode_texts, strategy.tokenizer, add_special_tokens=False, offsets=True),
         _build,
         strategy._tokenize_single_prompt,
     )

@@ -43,7 +43,7 @@ from fast_axolotl.axolotl.passes import (
     set_column,
 )
 from fast_axolotl.axolotl.patching import Unfamiliar, from_stock
-from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, set_truncation
+from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts
 
 _BATCH_ROWS = 1000
 """Rows of a table; as many as stock's ``map`` writes at once."""
@@ -143,7 +143,8 @@ class _Recorder:
     """In place of a tokenizer: notes the texts at first, and then gives the tokens of each."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer, self._backend = tokenizer, check_tokenizer(tokenizer)
+        check_tokenizer(tokenizer)
+        self._tokenizer = tokenizer
         parameters = {*inspect.signature(tokenizer.apply_chat_template).parameters}
         self._refused = parameters - {"add_generation_prompt", "chat_template", "tools", "kwargs"}
         self._texts: list[str] = []
@@ -175,9 +176,8 @@ class _Recorder:
         """Tokenise what was noted; from now on, tokens are given in the same order."""
         if len(self._kinds) != 1:
             raise Unfamiliar("some columns hold text and some hold conversations")
-        set_truncation(self._tokenizer, None)
         adds = self._kinds == {False}
-        self._tokens = encode_texts(self._backend, self._texts, add_special_tokens=adds)
+        self._tokens = encode_texts(self._tokenizer, self._texts, add_special_tokens=adds)
 
     def _answer(self, text: str, *, is_chat: bool) -> dict[str, list[int]]:
         if self._tokens is None:
