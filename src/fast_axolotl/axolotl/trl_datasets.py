@@ -43,10 +43,8 @@ from fast_axolotl.axolotl.passes import (
     set_column,
 )
 from fast_axolotl.axolotl.patching import Unfamiliar, from_stock
+from fast_axolotl.axolotl.tokenized_shards import BATCH_ROWS
 from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts
-
-_BATCH_ROWS = 1000
-"""Rows of a table; as many as stock's ``map`` writes at once."""
 
 _IGNORED = -100
 _PAIR = ("chosen", "rejected")
@@ -133,7 +131,7 @@ def _run(
 
     source = copy.copy(dataset)
     source._format_type = "arrow"
-    ours = {"batched": True, "batch_size": _BATCH_ROWS, "writer_batch_size": _BATCH_ROWS, **shown}
+    ours = {"batched": True, "batch_size": BATCH_ROWS, "writer_batch_size": BATCH_ROWS, **shown}
     result = getattr(source, name)(changed, **ours, new_fingerprint=fingerprint)
     result._format_type, result._fingerprint = None, fingerprint
     return result

@@ -148,9 +148,7 @@ def _hook_transformers() -> None:
     @contextmanager
     def keep_meters_first(handler: Any) -> Iterator[None]:
         yield
-        heads = [item for item in handler.callbacks if isinstance(item, MeterCallback)]
-        others = [item for item in handler.callbacks if not isinstance(item, MeterCallback)]
-        handler.callbacks[:] = [*heads, *others]
+        handler.callbacks.sort(key=lambda item: not isinstance(item, MeterCallback))
 
     @contextmanager
     def report_span(name: str, trainer: Any) -> Iterator[None]:
