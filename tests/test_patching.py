@@ -365,7 +365,9 @@ def test_unknown_code_is_compared_first_and_ours_goes_on_where_it_was_equal(
     [patch] = patchwork.patches()
     assert (patch.state, patch.calls) == ("active", 70)
     assert patch.reason.startswith("patchhost.work:Box.fill has unknown source code; equal")
-    failed = [f"it cannot be compared: {why}" for why in ("half done", "stock fails on rows of this call")]
+    failed = [
+        f"it cannot be compared: {why}" for why in ("half done", "stock fails on rows of this call")
+    ]
     assert dict(patch.fallbacks) == dict.fromkeys(["an odd value", *failed], 1)
 
 

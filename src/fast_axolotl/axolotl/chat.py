@@ -41,7 +41,7 @@ from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, token
 _SENTINELS = ("[[dummy_message]]", "zzdummymessagezz")
 """Axolotl's placeholders: no white space around them, first and last characters all different."""
 
-_IGNORED = -100
+IGNORED = -100
 _NEAR = 3
 """How many tokens after a turn its end token may come."""
 
@@ -207,7 +207,7 @@ class _Row:
             raise Unfamiliar("a conversation has no tokens")
         locator = (self.text, *zip(*offsets, strict=True))
         find = partial(self.finder.find_turn, turns, tools=self, locator=locator)
-        labels, last_ends = [_IGNORED] * len(ids), [-1, -1]
+        labels, last_ends = [IGNORED] * len(ids), [-1, -1]
         for index, turn in enumerate(turns):
             train = turn.get("training")
             detail = turn.get("training_detail")
@@ -240,7 +240,7 @@ class _Row:
                     raise Unfamiliar("a text with training details is not a str")
                 trained = prompter.get_offsets_for_train_detail(text, parts)
                 for place, offset in enumerate(trained[: len(ids) - first], first):
-                    if offset != _IGNORED:
+                    if offset != IGNORED:
                         labels[place] = ids[place]
             for number, (option, tokens) in enumerate(ends):
                 place = _end_after(ids, end, tokens)

@@ -40,14 +40,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fast_axolotl.axolotl.chat import chat_rows, check_chat
+from fast_axolotl.axolotl.chat import IGNORED, chat_rows, check_chat
 from fast_axolotl.axolotl.data import list_column, require_plain
 from fast_axolotl.axolotl.passes import pass_fingerprint
 from fast_axolotl.axolotl.patching import Final, Unfamiliar, from_stock
 from fast_axolotl.axolotl.tokenized_shards import BATCH_ROWS, tokenize_in_shards
 from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, tokenize_rows
 
-_IGNORED = -100
 Lists = list[list[int]]
 
 _COLUMNS = {"input_ids", "attention_mask", "labels"}
@@ -187,7 +186,7 @@ def instruction_table(batch: Mapping[str, Any], strategy: Any) -> Any:
         answer = _ended(strategy, answer, eos)
         if answer[0] == bos:
             answer = answer[1:]
-        before = prompt if strategy.train_on_inputs else [_IGNORED] * len(prompt)
+        before = prompt if strategy.train_on_inputs else [IGNORED] * len(prompt)
         return prompt + answer, before + answer
 
     def stock(row: Any) -> Any:

@@ -58,13 +58,12 @@ class Order:
         return {MEASURE: str(Path(self.run_dir).absolute()), _OPTIONS: options}
 
 
-def order(environment: Mapping[str, str] | None = None) -> Order | None:
+def order(environment: Mapping[str, str] = os.environ) -> Order | None:
     """What the environment asks for; ``None``: nothing."""
-    variables = os.environ if environment is None else environment
-    folder = variables.get(MEASURE)
+    folder = environment.get(MEASURE)
     if not folder:
         return None
-    options = json.loads(variables.get(_OPTIONS) or "{}")
+    options = json.loads(environment.get(_OPTIONS) or "{}")
     paths = tuple(options.get("data_paths", ()))
     return Order(**{**options, "run_dir": folder, "data_paths": paths})
 
