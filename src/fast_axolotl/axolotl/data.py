@@ -269,13 +269,12 @@ def column_of(dataset: Any, name: str) -> pa.ChunkedArray:
     return dataset._data.column(name)
 
 
-def of_column(column: pa.ChunkedArray | pa.Array, look: Callable[[pa.Array], Any]) -> Any:
-    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+def of_column(column: pa.ChunkedArray, look: Callable[[pa.Array], Any]) -> Any:
     look(pa.array([], column.type))  # the type is refused also where there is no row
     return _joined(
         [
             look(chunk.slice(start, _ROWS_AT_ONCE))
-            for chunk in chunks
+            for chunk in column.chunks
             for start in range(0, len(chunk), _ROWS_AT_ONCE)
         ]
     )

@@ -260,18 +260,10 @@ class BoundedDataset(IterableDataset):  # type: ignore[misc]
         examples = BoundedShuffle.like(shuffled._ex_iterable, self.buffer_bytes)
         return bounded(shuffled, examples, self.buffer_bytes, self.identity)
 
-    def map(self, *args: Any, **kwargs: Any) -> Any:
-        """As Hugging Face's; a batch also ends at ``buffer_bytes``."""
-        mapped = super().map(*args, **kwargs)
-        examples = mapped._ex_iterable
-        if BoundedMap.can_be(examples):
-            examples = BoundedMap.like(examples, self.buffer_bytes)
-        return bounded(mapped, examples, self.buffer_bytes, self.identity)
-
 
 # accelerate divides the files of ranks by ``shard``.
 for _name in (
-    *("filter", "skip", "take", "shard", "with_format"),
+    *("map", "filter", "skip", "take", "shard", "with_format"),
     *("select_columns", "remove_columns", "rename_column"),
 ):
     setattr(BoundedDataset, _name, _keeps_bound(_name))
@@ -281,6 +273,8 @@ def bounded(
     dataset: Any, examples: Any, buffer_bytes: int, identity: dict[str, Any]
 ) -> BoundedDataset:
     """The same dataset over these examples, whose shuffle and map come out bounded."""
+    if BoundedMap.can_be(examples):
+        examples = BoundedMap.like(examples, buffer_bytes)
     result = BoundedDataset(
         examples,
         info=dataset._info.copy(),
