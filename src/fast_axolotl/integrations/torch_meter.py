@@ -95,7 +95,6 @@ class TorchWatch:
     profiler: WindowProfiler | None = None
     _is_inside: bool = False
     _has_stepped: bool = False
-    _settings: dict[str, Any] = field(default_factory=dict)
     _iterator: Callable[[], Any] = lambda: None
     _optimizer: Callable[[], Any] = lambda: None
     _handle: Any = None
@@ -166,10 +165,7 @@ class TorchWatch:
                 self.profiler.step_end()
         if self._iterator() is not iterator:
             self._iterator = weakref.ref(iterator)
-            settings = {**read_loader(iterator), **read_parallelism()}
-            if settings != self._settings:
-                self._settings = settings
-                self.meter.settings(**settings)
+            self.meter.settings(**read_loader(iterator), **read_parallelism())
         self._is_inside = True
         self.meter.fetch_begin(ready_batches(iterator))
         return True
