@@ -153,7 +153,7 @@ def test_rows_kept_lengths_and_saved_files_are_those_of_stock(
 ) -> None:
     from datasets import Value
 
-    monkeypatch.setattr(data, "_ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(data, "ROWS_AT_ONCE", 4)
     rows = variant(name, tmp_path)
     DEDUPE.same(rows)
     lengths = [len(row) for row in rows["input_ids"]]
@@ -475,7 +475,7 @@ def test_rows_out_of_range_are_handled_as_by_stock(
     name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (data, passes):
-        monkeypatch.setattr(module, "_ROWS_AT_ONCE", 4)
+        monkeypatch.setattr(module, "ROWS_AT_ONCE", 4)
     LONG.same(rows_of(name, tmp_path), 3, config({"is_preprocess": True, **options}))
 
 

@@ -51,7 +51,7 @@ from fast_axolotl.system import usable_cores
 _NULL_ROW = -1
 """Stands for the length of a row that is null."""
 
-_ROWS_AT_ONCE = 16_384
+ROWS_AT_ONCE = 16_384
 """Rows looked at in one step: the temporaries of a step stay at a few times its values."""
 
 _LEAST_RUN = 4
@@ -273,9 +273,9 @@ def of_column(column: pa.ChunkedArray, look: Callable[[pa.Array], Any]) -> Any:
     look(pa.array([], column.type))  # the type is refused also where there is no row
     return _joined(
         [
-            look(chunk.slice(start, _ROWS_AT_ONCE))
+            look(chunk.slice(start, ROWS_AT_ONCE))
             for chunk in column.chunks
-            for start in range(0, len(chunk), _ROWS_AT_ONCE)
+            for start in range(0, len(chunk), ROWS_AT_ONCE)
         ]
     )
 
@@ -316,7 +316,7 @@ def _digest_rows(dataset: Any, seen: SeenRows) -> Any:
     types = [(field.name, plain_type(field.type)) for field in schema]
     if not types or seen.types not in (None, types):
         raise Unfamiliar("earlier rows have other columns or types")
-    batches = dataset._data.table.to_batches(max_chunksize=_ROWS_AT_ONCE)
+    batches = dataset._data.table.to_batches(max_chunksize=ROWS_AT_ONCE)
     digests = _joined([digest_batch(batch, seen.secret) for batch in batches]).reshape(-1, 2)
     digests = digests if dataset._indices is None else digests[row_numbers(dataset)]
     seen.types = types

@@ -32,6 +32,7 @@ import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.axolotl.data import (
+    ROWS_AT_ONCE,
     column_of,
     list_lengths,
     of_column,
@@ -43,9 +44,6 @@ from fast_axolotl.axolotl.data import (
     rows_between,
 )
 from fast_axolotl.axolotl.patching import MARK, Final, Unfamiliar, from_stock, tally
-
-_ROWS_AT_ONCE = 16_384
-"""Rows of which the kept ones are written in one step."""
 
 _IGNORED = -100
 """The label of a token that is not trained on."""
@@ -204,7 +202,7 @@ def _filter(
         return pa.table({"indices": pa.array(rows, pa.uint64())})
 
     features = Features({"indices": Value("uint64")})
-    indices = _map(dataset, fingerprint, build, features, _ROWS_AT_ONCE, **shown)
+    indices = _map(dataset, fingerprint, build, features, ROWS_AT_ONCE, **shown)
     result = copy.deepcopy(dataset)
     result._indices = indices.data
     result._fingerprint = fingerprint

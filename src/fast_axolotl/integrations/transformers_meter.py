@@ -42,7 +42,6 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
 
     def _prepare(self) -> None:
         self._thread = 0
-        self._dataset: Any = None
         self._counted: Any = None
         _hook_transformers()
 
@@ -125,9 +124,6 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
     def _is_here(self) -> bool:
         """Whether a training is at work in this very thread."""
         return self._watch is not None and self._thread == threading.get_ident()
-
-    def _find_dataset(self) -> Any:
-        return self._dataset
 
     def _close(self, reason: Any, error: str = "") -> None:
         """End the record; spans are no longer of interest."""
