@@ -84,10 +84,12 @@ def map_dataset(
     function = ds_transform_fn
     if type(function) is not FunctionType or not function.__module__.startswith(_TRANSFORMS):
         raise Unfamiliar("the transform is not one of Axolotl's")
-    if "tokenizer" in inspect.signature(function).parameters:
+    if "tokenizer" not in inspect.signature(function).parameters:
+        tokenizer = None
+    elif tokenizer:
         ds_transform_fn = partial(function, tokenizer=tokenizer)
     else:
-        tokenizer = None
+        raise Unfamiliar("the tokenizer is still to be loaded")
     if isinstance(dataset, DatasetDict):
         dataset = dataset["train"]
     require_plain(dataset)
