@@ -113,7 +113,7 @@ def test_lines_say_what_is_replaced_and_what_was_used(trainings: Trainings) -> N
     is_whole = not first.startswith(TOLD_LESS)  # older releases are told which are inactive
     for name in ("dedupe ×1", "save ×1", "sampler ×", *(["packing ×1", "long ×1"] * is_whole)):
         assert name in last
-    own = last.partition("stock Axolotl calls")[2]
+    own = last.partition("stock calls")[2]
     assert not any(name in own for name in ("dedupe", "save", "packing", "long", "tokenize"))
     said = "\n".join(lines(trainings.plugin))
     assert "1 switched off" in said

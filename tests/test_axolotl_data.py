@@ -36,7 +36,7 @@ from fast_axolotl.axolotl.passes import (
     handle_long_seq_in_dataset,
     process_datasets_for_packing,
 )
-from fast_axolotl.axolotl.patching import Final, Unfamiliar
+from fast_axolotl.axolotl.patching import Final, Unfamiliar, _is_replaced
 from fast_axolotl.axolotl.self_check import Check
 from support.axolotl import (
     EQUAL_TO_STOCK,
@@ -153,7 +153,7 @@ def test_rows_kept_lengths_and_saved_files_are_those_of_stock(
 ) -> None:
     from datasets import Value
 
-    monkeypatch.setattr(data, "_ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(data, "ROWS_AT_ONCE", 4)
     rows = variant(name, tmp_path)
     DEDUPE.same(rows)
     lengths = [len(row) for row in rows["input_ids"]]
@@ -358,6 +358,20 @@ def test_unknown_code_is_compared_without_processes_and_whatever_the_parts(
     assert not [*tmp_path.iterdir()]
 
 
+def test_passes_of_datasets_are_ours_only_while_the_function_runs() -> None:
+    from datasets import Dataset
+
+    def fail() -> None:
+        assert Dataset.map is not before[0]
+        assert not _is_replaced("datasets.arrow_dataset")  # by other code than ours
+        raise OSError("in stock")
+
+    before = Dataset.map, Dataset.filter
+    with pytest.raises(Final, match="in stock"):
+        passes.run_with({}, "long", fail)
+    assert (Dataset.map, Dataset.filter) == before
+
+
 @pytest.mark.parametrize("existing", [False, True])
 def test_an_interrupted_save_leaves_nothing_that_looks_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existing: bool
@@ -461,7 +475,7 @@ def test_rows_out_of_range_are_handled_as_by_stock(
     name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (data, passes):
-        monkeypatch.setattr(module, "_ROWS_AT_ONCE", 4)
+        monkeypatch.setattr(module, "ROWS_AT_ONCE", 4)
     LONG.same(rows_of(name, tmp_path), 3, config({"is_preprocess": True, **options}))
 
 

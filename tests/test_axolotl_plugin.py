@@ -103,18 +103,13 @@ def test_our_keys_and_nothing_else_bring_the_plugin_along_and_survive_validation
 
 
 @pytest.mark.parametrize("is_plugin_alone", [False, True])
-def test_misspelt_keys_are_named_once_with_the_nearest_known(
+def test_misspelt_keys_are_named_once_with_the_known_ones(
     stock: Import, manager: Any, config: Callable[..., Any], is_plugin_alone: bool, capsys: Any
 ) -> None:
     from fast_axolotl.integrations import axolotl_plugin
 
     axolotl_plugin._NAMED.clear()
-    meant = {
-        "fast_axolotl_mesure": "did you mean fast_axolotl_measure?",
-        "fast-axolotl-skip": "did you mean fast_axolotl_skip?",
-        "fastaxolotl_buffer_bytes": "did you mean fast_axolotl_buffer_bytes?",
-        "fast_axolotl_x1y2z3_x1y2z3_x1y2z3": "the known keys are fast_axolotl, ",
-    }
+    meant = dict.fromkeys(("fast_axolotl_mesure", "fast-axolotl-skip", "fastaxolotl_buffer_bytes"))
     module = stock("axolotl.cli.config")
     if not is_plugin_alone:
         fast_axolotl.install()
@@ -122,9 +117,9 @@ def test_misspelt_keys_are_named_once_with_the_nearest_known(
     for _ in range(2):
         module.prepare_plugins(config(**meant, **plugins))
     found = [line for line in capsys.readouterr().err.splitlines() if " not a key " in line]
-    for line, (key, text) in zip(found, meant.items(), strict=True):
+    for line, key in zip(found, meant, strict=True):
         assert line.startswith(f"fast-axolotl: the configuration has {key}, which is not a key")
-        assert text in line
+        assert "; the known keys are fast_axolotl, fast_axolotl_skip, " in line
     own = stock("axolotl.utils.schemas.config").AxolotlInputConfig
     axolotl_plugin.name_unknown_keys(own.model_fields)
     assert capsys.readouterr().err == ""

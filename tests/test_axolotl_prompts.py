@@ -358,6 +358,8 @@ def test_other_transforms_and_datasets_are_unfamiliar() -> None:
             map_dataset(cfg, dataset, function, given, **options)
     with pytest.raises(Unfamiliar):
         map_dataset(cfg, plain, transform, tokenizer, batched=True)
+    with pytest.raises(Unfamiliar, match="still to be loaded"):
+        map_dataset(cfg, plain, transform)
 
 
 @pytest.mark.parametrize("repeats", [2, 1100])

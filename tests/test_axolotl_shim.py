@@ -184,7 +184,7 @@ if __name__ == "__main__":
     script = str(package / "script.py")
     code = f"import runpy; runpy.run_path({script!r}, run_name='__main__')"
     output = run(code)
-    last = "fast-axolotl: accelerated calls: none; stock Axolotl calls: tokenize ×1 rows ("
+    last = "fast-axolotl: accelerated calls: none; stock calls: tokenize ×1 rows ("
     assert output.count(last + "conversations have tools)\n") == 1
     assert output.count("accelerated calls:") == 1
     # A forked worker inherits what was said.

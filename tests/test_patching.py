@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ import torch
 from fast_axolotl.axolotl import fingerprints, patching
 from fast_axolotl.axolotl.fingerprints import ABSENT, fingerprint, mismatch
 from fast_axolotl.axolotl.patching import Patchwork, Replacement, Unfamiliar
-from fast_axolotl.axolotl.self_check import Check, Different, take_lock
+from fast_axolotl.axolotl.self_check import Check, Different
 from support.files import lay_out
 
 HOST = {
@@ -352,6 +352,10 @@ def test_unknown_code_is_compared_first_and_ours_goes_on_where_it_was_equal(
     # What cannot be compared is left to stock, and decides nothing.
     for value in ("odd", "late"):
         assert box.fill(value) == [value] * 3
+    box.size = None
+    with pytest.raises(TypeError, match="multiply"):  # stock's, on these rows as on the whole
+        box.fill(0)
+    del box.size
     assert patchwork.patches()[0].state == "check"
     ours.calls.clear()
     for number in range(70):
@@ -361,7 +365,10 @@ def test_unknown_code_is_compared_first_and_ours_goes_on_where_it_was_equal(
     [patch] = patchwork.patches()
     assert (patch.state, patch.calls) == ("active", 70)
     assert patch.reason.startswith("patchhost.work:Box.fill has unknown source code; equal")
-    assert dict(patch.fallbacks) == {"an odd value": 1, "it cannot be compared: half done": 1}
+    failed = [
+        f"it cannot be compared: {why}" for why in ("half done", "stock fails on rows of this call")
+    ]
+    assert dict(patch.fallbacks) == dict.fromkeys(["an odd value", *failed], 1)
 
 
 @pytest.mark.parametrize("before", [0, 64])
@@ -495,24 +502,38 @@ def test_a_sampler_is_compared_on_a_copy_and_equal_results_of_many_kinds_are_equ
     assert thing.value == 2
 
 
-def test_only_written_files_need_a_folder_and_what_a_killed_check_left_goes(
+def test_what_a_seeded_sampler_draws_and_counts_is_compared_and_put_back() -> None:
+    """As accelerate's, which the trainer puts below Axolotl's: it counts the epochs itself."""
+    below = SimpleNamespace(generator=torch.Generator(), epoch=2)
+    thing = Thing(0)
+    thing.sampler = below  # type: ignore[attr-defined]
+
+    def draw(self: Any) -> Any:
+        self.sampler.epoch += 1
+        return torch.rand(1, generator=self.sampler.generator)
+
+    def count_twice(self: Any) -> Any:
+        self.sampler.epoch += 1
+        return draw(self)
+
+    before = below.generator.get_state().tolist()
+    assert pair(draw, draw, "state:self", thing)[1] == ""
+    assert "3" in pair(draw, count_twice, "state:self", thing)[1]
+    assert (below.epoch, below.generator.get_state().tolist()) == (2, before)
+
+
+def test_written_files_are_compared_in_a_folder_that_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    for name in ("left", "used"):
-        lay_out(tmp_path / f"fast-axolotl-check-{name}", {"lock": "", "rows": ""})
 
     def write(cfg: dict[str, Any], rows: Any) -> None:
-        seen.append(sorted(path.name[19:] for path in tmp_path.iterdir()))
+        seen.append(len([*tmp_path.iterdir()]))
         Path(cfg["dataset_prepared_path"], "a").write_text(repr(rows))
 
-    seen: list[Any] = []
-    used = tmp_path / "fast-axolotl-check-used" / "lock"
-    with used.open("wb") as lock:
-        assert take_lock(lock.fileno(), used)
-        assert pair(write, write, "folder:rows", {}, [1])[1] == ""
-    assert [("left" in names, "used" in names, len(names)) for names in seen] == [(0, 1, 2)] * 2
-    assert [path.name for path in tmp_path.iterdir()] == [used.parent.name]
+    seen: list[int] = []
+    assert pair(write, write, "folder:rows", {}, [1])[1] == ""
+    assert (seen, [*tmp_path.iterdir()]) == ([1, 1], [])
 
 
 def test_datasets_are_compared_in_every_call_and_rows_far_into_them_later() -> None:

@@ -153,7 +153,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
     """Passes that went to TRL. Batches are small, so that there are several."""
     found: list[tuple[str, str, int]] = []
     monkeypatch.setattr("fast_axolotl.axolotl.passes.tally", lambda *told: found.append(told))
-    monkeypatch.setattr(importlib.import_module(ours.__name__), "_BATCH_ROWS", 16)
+    monkeypatch.setattr(importlib.import_module(ours.__name__), "BATCH_ROWS", 16)
     return found
 
 

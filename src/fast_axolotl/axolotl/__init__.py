@@ -183,7 +183,6 @@ def status_line(environment: Mapping[str, str], patches: Iterable[Patch] | None 
 
 def use_line(patches: Iterable[Patch]) -> str:
     """One line: which replacements answered, and what went to Axolotl's own functions, and why."""
-    patches = list(patches)
     calls: dict[str, int] = {}
     own: dict[str, None] = {}
     for patch in patches:
@@ -195,9 +194,7 @@ def use_line(patches: Iterable[Patch]) -> str:
     if not calls and not own:
         return ""
     used = ", ".join(f"{name} ×{count}" for name, count in calls.items()) or "none"
-    refused = [patch.name for patch in patches if patch.fallbacks or patch.rows]
-    owner = "TRL" if all(name.startswith("trl") for name in refused) else "Axolotl"
-    stock = f"; stock {owner} calls: {', '.join(own)}" if own else ""
+    stock = f"; stock calls: {', '.join(own)}" if own else ""
     return f"accelerated calls: {used}{stock}"
 
 

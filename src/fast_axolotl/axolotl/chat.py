@@ -6,8 +6,8 @@ more with a placeholder, to see by the difference where the turn is. Here
 - messages become turns, and turns a text, by Axolotl's own methods,
 - the texts of a batch are tokenised together, once, with offsets (see ``tokenizers``): both
   of Axolotl's tokenisations are of this same text,
-- renders with a placeholder are filled skeletons (see ``templates``), or renders of the template,
-- the difference to them is found by comparing pieces, not characters,
+- turns are found by Axolotl's own method, but its renders with a placeholder are filled skeletons
+  (see ``templates``), and what differs in them is found by comparing pieces, not characters,
 - the search for the end of a turn stops after the four tokens in which it counts.
 
 Row by row: a row that ours cannot do (it fails, or Axolotl would go back to comparing tokens) goes
@@ -25,29 +25,23 @@ Costs the tokenizer's own time, a render, and a few microseconds a turn.
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from threading import get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from fast_axolotl.axolotl.patching import Unfamiliar
 from fast_axolotl.axolotl.templates import Skeletons, Turn
-from fast_axolotl.axolotl.tokenizers import (
-    check_tokenizer,
-    encode_texts,
-    set_truncation,
-    tokenize_rows,
-)
+from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, tokenize_rows
 
 _SENTINELS = ("[[dummy_message]]", "zzdummymessagezz")
 """Axolotl's placeholders: no white space around them, first and last characters all different."""
 
-_IGNORED = -100
+IGNORED = -100
 _NEAR = 3
 """How many tokens after a turn its end token may come."""
 
@@ -62,8 +56,8 @@ _LAST_IS_NOT_TRAINED = (
 
 _LOG = logging.getLogger("axolotl.prompt_strategies.chat_template")
 
-_SKELETONS: WeakKeyDictionary[Any, Skeletons] = WeakKeyDictionary()
-"""Of each strategy."""
+_KNOWN: WeakKeyDictionary[Any, tuple[Skeletons, Any]] = WeakKeyDictionary()
+"""Of each strategy, its skeletons, and a copy that searches for turns with renders of ours."""
 
 
 def tokenize_prompt(self: Any, prompt: dict[str, Any]) -> dict[str, list[list[int]]]:
@@ -76,12 +70,12 @@ def tokenize_prompt(self: Any, prompt: dict[str, Any]) -> dict[str, list[list[in
     }
 
 
-def check_chat(strategy: Any) -> Any:
-    """The Rust tokenizer; Unfamiliar, unless ``chat_rows`` can do this strategy's conversations."""
+def check_chat(strategy: Any) -> None:
+    """Raises unless ``chat_rows`` can do this strategy's conversations."""
     from axolotl.prompt_strategies import chat_template
 
     tokenizer, prompter = strategy.tokenizer, strategy.prompter
-    backend = check_tokenizer(tokenizer)
+    check_tokenizer(tokenizer)
     if type(strategy) is not chat_template.ChatTemplateStrategy:
         raise Unfamiliar(f"{type(strategy).__name__} is a custom strategy")
     if type(prompter) is not chat_template.ChatTemplatePrompter or prompter.processor:
@@ -103,29 +97,23 @@ def check_chat(strategy: Any) -> Any:
         raise Unfamiliar("only the last turn is trained, in the legacy mode")
     if any(name in str(prompter.chat_template) for name in _UNSTEADY):
         raise Unfamiliar("the chat template uses a random choice")
-    return backend
 
 
 def chat_rows(strategy: Any, prompt: Any) -> tuple[list[list[int]], list[list[int]]]:
     """Token ids and labels of a batch of conversations."""
     from axolotl.utils.dict import remove_none_values
 
-    backend = check_chat(strategy)
+    check_chat(strategy)
     columns = {name: values for name, values in prompt.items() if values is not None}
     lengths = {*map(len, columns.values())}
     if not strategy.is_prompt_batched(columns) or len(lengths) != 1 or not any(lengths):
         raise Unfamiliar("the prompt is not a batch of rows with messages")
-
-    def encode(texts: list[str]) -> Iterator[Any]:
-        set_truncation(strategy.tokenizer, None)
-        return encode_texts(backend, texts, add_special_tokens=False, offsets=True)
-
     return tokenize_rows(
         "chat",
         max(lengths),
         lambda number: {name: remove_none_values(found[number]) for name, found in columns.items()},
         partial(_prepare, strategy),
-        encode,
+        partial(encode_texts, strategy.tokenizer, add_special_tokens=False, offsets=True),
         _build,
         strategy._tokenize_single_prompt,
     )
@@ -134,18 +122,23 @@ def chat_rows(strategy: Any, prompt: Any) -> tuple[list[list[int]], list[list[in
 def _prepare(strategy: Any, row: dict[str, Any]) -> tuple[list[str], _Row]:
     """A row's text, and its turns."""
     prompter = strategy.prompter
-    if strategy not in _SKELETONS:
+    if strategy not in _KNOWN:
         keys = ("content", prompter.template_thinking_key)
-        _SKELETONS[strategy] = Skeletons(partial(_render, prompter), keys)
+        finder, finder.prompter = copy(strategy), copy(prompter)
+        # A search hands its ``tools`` on to renders alone: here, they are the row.
+        finder.prompter.build_prompt_text = lambda turns, tools: tools.render(turns)
+        finder._diff_char_span, finder._find_turn_from_tokens = difference, _compare_tokens
+        _KNOWN[strategy] = Skeletons(partial(_render, prompter), keys), finder
+    skeletons, finder = _KNOWN[strategy]
     lines: list[logging.LogRecord] = []
     with _keep_back(lines):
         turns = strategy.get_conversation_thread(row)
         tools = strategy._get_tools(row)
     text = _render(prompter, turns, tools)
     # A turn that is a placeholder itself may be found elsewhere than in its place.
-    is_explained = not any(sentinel in text for sentinel in _SENTINELS)
-    is_explained = is_explained and _SKELETONS[strategy].explain(turns, tools, text)
-    return [text], _Row(strategy, turns, tools, text, is_explained, lines)
+    is_clear = not any(sentinel in text for sentinel in _SENTINELS)
+    kinds = skeletons.explain(turns, tools, text) if is_clear else None
+    return [text], _Row(strategy, finder, skeletons, turns, tools, text, kinds, lines)
 
 
 def _build(encodings: list[Any], row: _Row) -> tuple[list[int], list[int]]:
@@ -187,13 +180,17 @@ class _Row:
     """One conversation, rendered."""
 
     strategy: Any
+    finder: Any
+    skeletons: Skeletons
     turns: list[Turn]
     tools: Any
     text: str
-    is_explained: bool
-    """Whether its skeleton gives its text."""
+    kinds: list[str] | None
+    """Of its turns, where their skeleton gives the text."""
     lines: list[logging.LogRecord]
     """For the log, once it is certain that stock does not write them."""
+    index: int = 0
+    """The turn that is looked for."""
 
     def label(self, ids: list[int], offsets: list[tuple[int, int]]) -> list[int]:
         """The ids that are trained on, and -100 for the others: ``_tokenize_single_prompt``."""
@@ -208,7 +205,9 @@ class _Row:
         ]
         if not ids:
             raise Unfamiliar("a conversation has no tokens")
-        labels, last_ends = [_IGNORED] * len(ids), [-1, -1]
+        locator = (self.text, *zip(*offsets, strict=True))
+        find = partial(self.finder.find_turn, turns, tools=self, locator=locator)
+        labels, last_ends = [IGNORED] * len(ids), [-1, -1]
         for index, turn in enumerate(turns):
             train = turn.get("training")
             detail = turn.get("training_detail")
@@ -224,7 +223,8 @@ class _Row:
                 continue
             reasons = bool(thinking) and turn.get(thinking) is not None
             content_only = bool((detail or reasoning_detail) and reasons)
-            start, end = self.find(offsets, index, content_only=content_only)
+            self.index = index
+            start, end = find(turn_idx=index, content_only=content_only)
             details = []
             if train and start != -1:
                 if detail:
@@ -232,7 +232,7 @@ class _Row:
                 elif not reasoning_detail:
                     labels[start:end] = ids[start:end]
             if train and reasoning_detail and reasons:
-                first, _ = self.find(offsets, index, reasoning_only=True)
+                first, _ = find(turn_idx=index, reasoning_only=True)
                 if first != -1:
                     details.append((first, turn[thinking], reasoning_detail))
             for first, text, parts in details:
@@ -240,7 +240,7 @@ class _Row:
                     raise Unfamiliar("a text with training details is not a str")
                 trained = prompter.get_offsets_for_train_detail(text, parts)
                 for place, offset in enumerate(trained[: len(ids) - first], first):
-                    if offset != _IGNORED:
+                    if offset != IGNORED:
                         labels[place] = ids[place]
             for number, (option, tokens) in enumerate(ends):
                 place = _end_after(ids, end, tokens)
@@ -253,48 +253,15 @@ class _Row:
                 labels[place] = ids[place]
         return labels
 
-    def find(
-        self,
-        offsets: list[tuple[int, int]],
-        index: int,
-        *,
-        content_only: bool = False,
-        reasoning_only: bool = False,
-    ) -> tuple[int, int]:
-        """Tokens of a turn, from and to, or twice -1: ``find_turn``."""
-        from axolotl.prompt_strategies.chat_template import LOG
+    def render(self, turns: list[Turn]) -> str:
+        """The conversation after one of its turns was exchanged."""
+        if self.kinds is None:
+            return _render(self.strategy.prompter, turns, self.tools)
+        return self.skeletons.render_changed(turns, self.tools, self.index, self.kinds)
 
-        strategy, turns, spans = self.strategy, self.turns, []
-        is_mistral = "mistral" in strategy.tokenizer.name_or_path.lower()
-        if index == 0 and is_mistral and turns[0].get("role") == "system":
-            return -1, -1
-        for sentinel in _SENTINELS:
-            changed = turns.copy()
-            changed[index] = strategy._build_dummy_turn(
-                turns[index], content_only, reasoning_only, sentinel
-            )
-            if self.is_explained:
-                text = _SKELETONS[strategy].render_changed(changed, self.tools, index)
-            else:
-                text = _render(strategy.prompter, changed, self.tools)
-            spans.append(difference(self.text, text))
-        first, last = min(first for first, _ in spans), max(last for _, last in spans)
-        if last <= first:
-            return -1, -1
-        start = bisect_right(offsets, first, key=itemgetter(1))
-        end = bisect_left(offsets, last, key=itemgetter(0))
-        if start >= len(offsets):
-            raise Unfamiliar("a turn starts after the last token")
-        if end < start:
-            LOG.warning(f"Content end boundary is before start boundary for turn {index}")
-            return -1, -1
-        if end == start:
-            LOG.warning(
-                f"Content end boundary is the same as start boundary for turn {index}. "
-                "This is likely an empty turn."
-            )
-            return -1, -1
-        return start, end
+
+def _compare_tokens(*_: Any) -> None:
+    raise Unfamiliar("a turn is found by comparing tokens alone")
 
 
 def _end_after(ids: list[int], end: int, tokens: set[int]) -> int:

@@ -18,7 +18,7 @@ in length are left to Axolotl.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,36 +38,25 @@ _EXACT = 2**53
 """Axolotl takes arrays of labels through float64 where no padding follows them."""
 
 
-class _Settings(NamedTuple):
-    """What a collator and its tokenizer say about padding."""
-
-    multiple: int
-    is_left: bool
-    fills: dict[str, Any]
-    """What a column is padded with; ``position_ids`` are not among them, being counted."""
-    has_mask: bool
-    """Whether the tokenizer pads an attention mask."""
-
-
 def collate_packs(self: Any, features: Any, return_tensors: Any = None) -> Any:
     """For ``BatchSamplerDataCollatorForSeq2Seq.__call__``: a row for each list of features."""
-    settings = _settings(self, "BatchSamplerDataCollatorForSeq2Seq", return_tensors)
-    return _batch([_row(pack) for pack in _packs(features)], settings)
+    _check_collator(self, "BatchSamplerDataCollatorForSeq2Seq", return_tensors)
+    return _batch(self, [_row(pack) for pack in _packs(features)])
 
 
 def collate_packs_v2(self: Any, features: Any, return_tensors: Any = None) -> Any:
     """For ``V2BatchSamplerDataCollatorForSeq2Seq.__call__``: its mask numbers the features."""
-    settings = _settings(self, "V2BatchSamplerDataCollatorForSeq2Seq", return_tensors)
+    _check_collator(self, "V2BatchSamplerDataCollatorForSeq2Seq", return_tensors)
     rows = [_row(pack, numbers_mask=True) for pack in _packs(features)]
     for row in rows:
         if self.squash_position_ids and "position_ids" in row:
             row["position_ids"] = np.arange(len(row["position_ids"]))
-    return _batch(rows, settings)
+    return _batch(self, rows)
 
 
 def collate_pretraining(self: Any, features: Any, return_tensors: Any = None) -> Any:
     """For ``PretrainingBatchSamplerDataCollatorForSeq2Seq.__call__``: one row from columns."""
-    settings = _settings(self, "PretrainingBatchSamplerDataCollatorForSeq2Seq", return_tensors)
+    _check_collator(self, "PretrainingBatchSamplerDataCollatorForSeq2Seq", return_tensors)
     if type(features) is not dict:
         raise Unfamiliar(f"the features are a {type(features).__name__}, not a dict")
     row: _Row = {}
@@ -77,7 +66,7 @@ def collate_pretraining(self: Any, features: Any, return_tensors: Any = None) ->
         if type(values) is not list or not values:
             raise Unfamiliar(f"the column {name!r} is not a list of lists")
         row[name] = _join(name, values, numbers_mask=self.multipack_attn)
-    return _batch([row], settings)
+    return _batch(self, [row])
 
 
 def _packs(features: Any) -> list[list[dict[str, Any]]]:
@@ -118,29 +107,37 @@ def _join(name: str, values: Sequence[Any], *, numbers_mask: bool) -> _Tokens:
     return np.concatenate(parts)
 
 
-def _batch(rows: list[_Row], settings: _Settings) -> Any:
+def _batch(self: Any, rows: list[_Row]) -> Any:
     """The batch as ``tokenizer.pad`` returns it."""
     import torch
     from transformers import BatchEncoding
 
-    names = rows[0].keys()
-    if "input_ids" not in names or ("attention_mask" in names and not settings.has_mask):
+    tokenizer, names = self.tokenizer, rows[0].keys()
+    knows_mask = "attention_mask" in tokenizer.model_input_names
+    if "input_ids" not in names or ("attention_mask" in names and not knows_mask):
         raise Unfamiliar("input_ids are missing, or the tokenizer does not know the mask")
     lengths = [len(row["input_ids"]) for row in rows]
     for row, length in zip(rows, lengths, strict=True):
         if row.keys() != names or any(len(tokens) != length for tokens in row.values()):
             raise Unfamiliar("rows differ in their columns, or columns in their lengths")
-    width = -(-max(lengths) // settings.multiple) * settings.multiple
+    multiple, is_left = self.pad_to_multiple_of or 1, tokenizer.padding_side == "left"
+    width = -(-max(lengths) // multiple) * multiple
+    fills = {
+        "input_ids": tokenizer.pad_token_id,
+        "token_type_ids": tokenizer.pad_token_type_id,
+        "labels": self.label_pad_token_id,
+        "attention_mask": 0,
+    }
     columns = {}
     for name in names:
         places = np.empty((len(rows), width), np.int64)
         for line, row, length in zip(places, rows, lengths, strict=True):
-            start = width - length if settings.is_left else 0
-            padding = line[:start] if settings.is_left else line[length:]
+            start = width - length if is_left else 0
+            padding = line[:start] if is_left else line[length:]
             line[start : start + length] = row[name]
             if len(padding):
                 is_range = name == "position_ids"
-                padding[:] = np.arange(len(padding)) if is_range else settings.fills[name]
+                padding[:] = np.arange(len(padding)) if is_range else fills[name]
         if name in _PADDED_FIRST and not -_EXACT <= places.min() <= places.max() <= _EXACT:
             raise Unfamiliar(f"{name!r} has values that do not fit in float64")
         # A tensor that owns its memory, as Axolotl's do: a few microseconds for the copy.
@@ -148,8 +145,8 @@ def _batch(rows: list[_Row], settings: _Settings) -> Any:
     return BatchEncoding(columns)
 
 
-def _settings(self: Any, kind: str, return_tensors: Any) -> _Settings:
-    """What the collator says about padding, where all of it is of the usual kind."""
+def _check_collator(self: Any, kind: str, return_tensors: Any) -> None:
+    """Raises unless all that the collator and its tokenizer say about padding is usual."""
     import torch
     from axolotl.utils.collators import batching
     from transformers import PreTrainedTokenizerBase
@@ -180,15 +177,4 @@ def _settings(self: Any, kind: str, return_tensors: Any) -> _Settings:
     # What the tokenizer says of its settings, it says here, too.
     tokenizer._get_padding_truncation_strategies(
         padding=self.padding, max_length=self.max_length, verbose=True
-    )
-    return _Settings(
-        multiple=self.pad_to_multiple_of or 1,
-        is_left=tokenizer.padding_side == "left",
-        fills={
-            "input_ids": tokenizer.pad_token_id,
-            "token_type_ids": tokenizer.pad_token_type_id,
-            "labels": self.label_pad_token_id,
-            "attention_mask": 0,
-        },
-        has_mask="attention_mask" in tokenizer.model_input_names,
     )

@@ -51,7 +51,7 @@ from fast_axolotl.system import usable_cores
 _NULL_ROW = -1
 """Stands for the length of a row that is null."""
 
-_ROWS_AT_ONCE = 16_384
+ROWS_AT_ONCE = 16_384
 """Rows looked at in one step: the temporaries of a step stay at a few times its values."""
 
 _LEAST_RUN = 4
@@ -60,7 +60,7 @@ _LEAST_RUN = 4
 _MIN_ROWS_PER_PROCESS = 256
 """As in ``save_preprocessed_dataset`` of Axolotl."""
 
-_KINDS = ("axolotl.datasets.TokenizedPromptDataset", "fast_axolotl.axolotl.passes.Watched")
+_KIND = "axolotl.datasets.TokenizedPromptDataset"
 """Of datasets that read their rows as the library's own do."""
 
 _DEAD_SECONDS = 86_400.0
@@ -269,14 +269,13 @@ def column_of(dataset: Any, name: str) -> pa.ChunkedArray:
     return dataset._data.column(name)
 
 
-def of_column(column: pa.ChunkedArray | pa.Array, look: Callable[[pa.Array], Any]) -> Any:
-    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+def of_column(column: pa.ChunkedArray, look: Callable[[pa.Array], Any]) -> Any:
     look(pa.array([], column.type))  # the type is refused also where there is no row
     return _joined(
         [
-            look(chunk.slice(start, _ROWS_AT_ONCE))
-            for chunk in chunks
-            for start in range(0, len(chunk), _ROWS_AT_ONCE)
+            look(chunk.slice(start, ROWS_AT_ONCE))
+            for chunk in column.chunks
+            for start in range(0, len(chunk), ROWS_AT_ONCE)
         ]
     )
 
@@ -292,7 +291,7 @@ def require_known_kind(dataset: Any) -> None:
 
     kind = type(dataset)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if kind is not Dataset and name not in _KINDS:
+    if kind is not Dataset and name != _KIND:
         raise Unfamiliar(f"the dataset has the type {name}")
     if dataset.list_indexes():
         raise Unfamiliar("the dataset has a search index")
@@ -317,7 +316,7 @@ def _digest_rows(dataset: Any, seen: SeenRows) -> Any:
     types = [(field.name, plain_type(field.type)) for field in schema]
     if not types or seen.types not in (None, types):
         raise Unfamiliar("earlier rows have other columns or types")
-    batches = dataset._data.table.to_batches(max_chunksize=_ROWS_AT_ONCE)
+    batches = dataset._data.table.to_batches(max_chunksize=ROWS_AT_ONCE)
     digests = _joined([digest_batch(batch, seen.secret) for batch in batches]).reshape(-1, 2)
     digests = digests if dataset._indices is None else digests[row_numbers(dataset)]
     seen.types = types

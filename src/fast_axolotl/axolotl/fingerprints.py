@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
@@ -109,15 +108,10 @@ def _defined(node: Any) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast
 
 def _source_path(module: str) -> Path | None:
     """The source file of a module, found without importing it or its parent packages."""
-    loaded = sys.modules.get(module)
-    file = getattr(loaded, "__file__", None)
-    if file is None:
-        top, *rest = module.split(".")
-        spec = importlib.util.find_spec(top)
-        if spec is None or not spec.submodule_search_locations:
-            return None
-        base = Path(next(iter(spec.submodule_search_locations)), *rest)
-        candidates = [base / "__init__.py", base.with_name(base.name + ".py")]
-        return next((path for path in candidates if path.is_file()), None)
-    path = Path(file)
-    return path if path.suffix == ".py" and path.is_file() else None
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    base = Path(next(iter(spec.submodule_search_locations)), *rest)
+    candidates = [base / "__init__.py", base.with_name(base.name + ".py")]
+    return next((path for path in candidates if path.is_file()), None)

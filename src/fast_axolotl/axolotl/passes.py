@@ -1,9 +1,9 @@
 """Passes of ``map`` and ``filter`` over a dataset, made from Arrow tables instead of rows.
 
 Axolotl and TRL prepare a dataset in such passes. Their own function runs here as it is, with its
-conditions, errors and log lines, on a ``Watched`` dataset. That knows row functions by name, and
-gives what the pass with one of them gives. A pass that is unknown, or unfamiliar to ours, is the
-library's own, from its first row.
+conditions, errors and log lines. Meanwhile ``map`` and ``filter`` of the library's datasets know
+row functions by name, and give what the pass with one of them gives. A pass that is unknown, or
+unfamiliar to ours, is the library's own, from its first row.
 
 Three passes are Axolotl's. A length is the difference of two offsets; whether a row has a token to
 train on is mostly answered by its last label; position ids are one ``arange``. What to keep and
@@ -22,14 +22,17 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from contextlib import ExitStack
+from functools import cache, partial, wraps
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.axolotl.data import (
+    ROWS_AT_ONCE,
     column_of,
     list_lengths,
     of_column,
@@ -40,16 +43,7 @@ from fast_axolotl.axolotl.data import (
     row_numbers,
     rows_between,
 )
-from fast_axolotl.axolotl.patching import Final, Unfamiliar, from_stock, tally
-from fast_axolotl.errors import MissingExtraError
-
-try:
-    from datasets import Dataset
-except ImportError as error:
-    raise MissingExtraError("datasets need their package: pip install datasets") from error
-
-_ROWS_AT_ONCE = 16_384
-"""Rows of which the kept ones are written in one step."""
+from fast_axolotl.axolotl.patching import MARK, Final, Unfamiliar, from_stock, tally
 
 _IGNORED = -100
 """The label of a token that is not trained on."""
@@ -69,9 +63,7 @@ def handle_long_seq_in_dataset(dataset: Any, sequence_len: int, cfg: Any) -> Any
     from axolotl.utils.data import utils
 
     require_plain(dataset)
-    return run_watched(
-        "long", utils.handle_long_seq_in_dataset, _PASSES, dataset, sequence_len, cfg
-    )
+    return run_with(_PASSES, "long", utils.handle_long_seq_in_dataset, dataset, sequence_len, cfg)
 
 
 def process_datasets_for_packing(cfg: Any, train_dataset: Any, eval_dataset: Any) -> Any:
@@ -81,10 +73,8 @@ def process_datasets_for_packing(cfg: Any, train_dataset: Any, eval_dataset: Any
     require_plain(train_dataset)
     if eval_dataset is not None:
         require_plain(eval_dataset)
-    return run_watched(
-        *("packing", trainer.process_datasets_for_packing, _PASSES),
-        *(cfg, train_dataset, eval_dataset),
-    )
+    function = trainer.process_datasets_for_packing
+    return run_with(_PASSES, "packing", function, cfg, train_dataset, eval_dataset)
 
 
 def _keep_lengths(dataset: Any, name: str, function: Any, **options: Any) -> Any:
@@ -212,7 +202,7 @@ def _filter(
         return pa.table({"indices": pa.array(rows, pa.uint64())})
 
     features = Features({"indices": Value("uint64")})
-    indices = _map(dataset, fingerprint, build, features, _ROWS_AT_ONCE, **shown)
+    indices = _map(dataset, fingerprint, build, features, ROWS_AT_ONCE, **shown)
     result = copy.deepcopy(dataset)
     result._indices = indices.data
     result._fingerprint = fingerprint
@@ -262,71 +252,47 @@ def _lengths_at_least(dataset: Any, least: int) -> Any:
     return lengths
 
 
-def run_watched(
-    switch: str, function: Any, passes: Mapping[str, Pass], *args: Any, **kwargs: Any
+_RUNNING = RLock()
+"""Of several threads, one has datasets answer with ours, and puts back what it found."""
+
+
+def run_with(
+    passes: Mapping[str, Pass], switch: str, function: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """What a function of the host gives; ``passes`` are ours, by the name of a row function.
+    """What a function of the host gives, where ``passes`` by the names of row functions are ours.
 
     Rows of the host's own passes are counted under ``switch``.
     """
-    given = [
-        Watched.of(value, switch, passes) if isinstance(value, Dataset) else value for value in args
-    ]
-    # A pass that could not be ours was the host's by then, and so is an error.
-    result = from_stock(inspect.unwrap(function), *given, **kwargs)
-    if isinstance(result, tuple):
-        return tuple(map(_plain, result))
-    return _plain(result)
+    from datasets import Dataset
+
+    with _RUNNING, ExitStack() as undo:
+        for name in ("map", "filter"):
+            original = getattr(Dataset, name)
+            undo.callback(setattr, Dataset, name, original)
+            setattr(Dataset, name, _answer(original, name, passes, switch))
+        # A pass that could not be ours was the host's by then, and so is an error.
+        return from_stock(inspect.unwrap(function), *args, **kwargs)
 
 
-class Watched(Dataset):  # type: ignore[misc]
-    """A dataset that knows the host's row functions; never seen outside of ``run_watched``."""
+def _answer(original: Pass, name: str, passes: Mapping[str, Pass], switch: str) -> Pass:
+    """The library's ``map`` or ``filter``, which is ours for row functions that ours knows."""
 
-    switch: str
-    passes: Mapping[str, Pass]
-    kind: type
-    """Of the dataset as it was given."""
-
-    @classmethod
-    def of(cls, dataset: Any, switch: str, passes: Mapping[str, Pass]) -> Any:
-        """The same rows, watched."""
-        watched = copy.copy(dataset)
-        vars(watched).update(switch=switch, passes=passes, kind=type(dataset))
-        watched.__class__ = cls
-        return watched
-
-    def map(self, function: Any = None, *args: Any, **options: Any) -> Any:
-        return self._answer("map", function, *args, **options)
-
-    def filter(self, function: Any = None, *args: Any, **options: Any) -> Any:
-        return self._answer("filter", function, *args, **options)
-
-    def _answer(self, name: str, function: Any, *args: Any, **options: Any) -> Any:
-        dataset, result = _plain(self), None
+    @wraps(original)
+    def call(dataset: Any, function: Any = None, *args: Any, **options: Any) -> Any:
         inner = function.func if isinstance(function, partial) else function
-        answer = self.passes.get(getattr(inner, "__qualname__", ""))
-        if answer is not None:
+        ours = passes.get(getattr(inner, "__qualname__", ""))
+        if ours is not None:
             try:
-                result = answer(dataset, name, function, *args, **options)
+                return ours(dataset, name, function, *args, **options)
             except Final as final:
                 raise final.error from None
             except Exception as error:  # noqa: BLE001  whatever it was, the host's own pass decides
                 kind = "" if isinstance(error, Unfamiliar) else f"{type(error).__name__}: "
-                tally(self.switch, f"{inner.__name__}: {kind}{error}", len(dataset))
-        if result is None:
-            result = getattr(dataset, name)(function, *args, **options)
-        return Watched.of(result, self.switch, self.passes)
+                tally(switch, f"{inner.__name__}: {kind}{error}", len(dataset))
+        return original(dataset, function, *args, **options)
 
-
-def _plain(value: Any) -> Any:
-    """A watched dataset as it would be otherwise."""
-    if type(value) is not Watched:
-        return value
-    dataset = copy.copy(value)
-    dataset.__class__ = value.kind
-    for name in ("switch", "passes", "kind"):
-        delattr(dataset, name)
-    return dataset
+    setattr(call, MARK, switch)
+    return call
 
 
 def pass_fingerprint(

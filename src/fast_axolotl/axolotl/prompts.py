@@ -40,19 +40,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fast_axolotl.axolotl.chat import chat_rows, check_chat
+from fast_axolotl.axolotl.chat import IGNORED, chat_rows, check_chat
 from fast_axolotl.axolotl.data import list_column, require_plain
 from fast_axolotl.axolotl.passes import pass_fingerprint
 from fast_axolotl.axolotl.patching import Final, Unfamiliar, from_stock
 from fast_axolotl.axolotl.tokenized_shards import BATCH_ROWS, tokenize_in_shards
-from fast_axolotl.axolotl.tokenizers import (
-    check_tokenizer,
-    encode_texts,
-    set_truncation,
-    tokenize_rows,
-)
+from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, tokenize_rows
 
-_IGNORED = -100
 Lists = list[list[int]]
 
 _COLUMNS = {"input_ids", "attention_mask", "labels"}
@@ -90,10 +84,12 @@ def map_dataset(
     function = ds_transform_fn
     if type(function) is not FunctionType or not function.__module__.startswith(_TRANSFORMS):
         raise Unfamiliar("the transform is not one of Axolotl's")
-    if "tokenizer" in inspect.signature(function).parameters:
+    if "tokenizer" not in inspect.signature(function).parameters:
+        tokenizer = None
+    elif tokenizer:
         ds_transform_fn = partial(function, tokenizer=tokenizer)
     else:
-        tokenizer = None
+        raise Unfamiliar("the tokenizer is still to be loaded")
     if isinstance(dataset, DatasetDict):
         dataset = dataset["train"]
     require_plain(dataset)
@@ -117,31 +113,27 @@ def map_dataset(
 
 def _find_table(strategy: Any) -> Callable[..., Any]:
     """What makes tables for a strategy; unfamiliar if nothing does."""
-    from axolotl.prompt_strategies.alpaca_w_system import InstructionWSystemPromptTokenizingStrategy
-    from axolotl.prompt_strategies.completion import (
-        CompletionPrompter,
-        CompletionPromptTokenizingStrategy,
-    )
-    from axolotl.prompt_tokenizers import (
-        InstructionPromptTokenizingStrategy,
-        PromptTokenizingStrategy,
-    )
+    from axolotl import prompt_tokenizers
+    from axolotl.prompt_strategies import alpaca_w_system, completion
 
     kind, tokenizer = type(strategy), strategy.tokenizer
     if kind.__name__ == "ChatTemplateStrategy":
         check_chat(strategy)
         return partial(_batch_table, chat_rows, ends_with_mask=True)
-    instructions = (InstructionPromptTokenizingStrategy, InstructionWSystemPromptTokenizingStrategy)
-    is_completion = kind is CompletionPromptTokenizingStrategy
+    instructions = (
+        prompt_tokenizers.InstructionPromptTokenizingStrategy,
+        alpaca_w_system.InstructionWSystemPromptTokenizingStrategy,
+    )
+    is_completion = kind is completion.CompletionPromptTokenizingStrategy
     if is_completion:
-        if type(strategy.prompter) is not CompletionPrompter:
+        if type(strategy.prompter) is not completion.CompletionPrompter:
             raise Unfamiliar("the prompter is custom")
         if type(strategy.sequence_len) is not int or strategy.sequence_len <= 0:
             raise Unfamiliar("the sequence length is not a positive number")
     elif _owner(kind, "tokenize_prompt") not in instructions or strategy.supports_batched:
         raise Unfamiliar(f"{kind.__name__} is a custom strategy")
     # Whether ``strategy._tokenize`` does what ``_encode`` and ``_ended`` do.
-    if _owner(kind, "_tokenize") is not PromptTokenizingStrategy:
+    if _owner(kind, "_tokenize") is not prompt_tokenizers.PromptTokenizingStrategy:
         raise Unfamiliar(f"{kind.__name__} has a custom tokenise function")
     if kind.__module__.partition(".")[0] != "axolotl":
         raise Unfamiliar(f"{kind.__name__} is not an Axolotl strategy")
@@ -196,7 +188,7 @@ def instruction_table(batch: Mapping[str, Any], strategy: Any) -> Any:
         answer = _ended(strategy, answer, eos)
         if answer[0] == bos:
             answer = answer[1:]
-        before = prompt if strategy.train_on_inputs else [_IGNORED] * len(prompt)
+        before = prompt if strategy.train_on_inputs else [IGNORED] * len(prompt)
         return prompt + answer, before + answer
 
     def stock(row: Any) -> Any:
@@ -301,10 +293,8 @@ def _ended(strategy: Any, ids: list[int], eos: int) -> list[int]:
 
 
 def _encode(strategy: Any, texts: Sequence[str]) -> Iterator[Any]:
-    """``tokenizer(text, truncation=True, max_length=...)`` of each text."""
-    if texts:
-        set_truncation(strategy.tokenizer, strategy.max_length)
-    return encode_texts(strategy.tokenizer._tokenizer, texts, add_special_tokens=True)
+    length = strategy.max_length
+    return encode_texts(strategy.tokenizer, texts, add_special_tokens=True, max_length=length)
 
 
 def _table(ids: Lists, labels: Lists, *, ends_with_mask: bool = False) -> pa.Table:

@@ -278,8 +278,7 @@ class StreamCheckpoint(TrainerCallback):  # type: ignore[misc]
         if saved.get("version") != _VERSION:
             raise Unfamiliar(f"{path} has version {saved.get('version')}, not {_VERSION}")
         for key, value in json.loads(json.dumps(self.identity)).items():
-            if saved["identity"].get(key) != value:
-                was = saved["identity"].get(key)
+            if (was := saved["identity"].get(key)) != value:
                 raise Unfamiliar(f"{key} was {was} in the checkpoint and is {value} now")
         return saved
 

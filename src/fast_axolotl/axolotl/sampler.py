@@ -68,7 +68,8 @@ def generate_batches(self: Any, set_stats: bool = False) -> Any:
         restore_random_state(self.sampler, states)
         raise
     if set_stats:
-        _add_statistics(self, packed)
+        self.total_tokens_used += packed.used
+        self.total_token_slots += packed.slots
     self._batches = packed.make()
     return self._batches
 
@@ -88,7 +89,8 @@ def batches_length(self: Any) -> Any:
     try:
         if self._batches is None:
             packed = _pack(self, multipack)
-            _add_statistics(self, packed)
+            self.total_tokens_used += packed.used
+            self.total_token_slots += packed.slots
         if self._len_across_ranks is None:
             for _ in range(self.num_count_samples):
                 start_time = time.time()
@@ -106,11 +108,6 @@ def batches_length(self: Any) -> Any:
         # Once the ranks have met, asking them again would put this one out of step.
         self._len_across_ranks = from_stock(self.gather_len_batches, min(sampled))
     return self._len_across_ranks
-
-
-def _add_statistics(self: Any, packed: _Packed) -> None:
-    self.total_tokens_used += packed.used
-    self.total_token_slots += packed.slots
 
 
 def _pack(self: Any, multipack: Any) -> _Packed:

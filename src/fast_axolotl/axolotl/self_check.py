@@ -30,13 +30,11 @@ import copy
 import functools
 import inspect
 import logging
-import os
 import random
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -51,9 +49,6 @@ _CANDIDATES = 512
 _FEW = 4
 _EVERY = 64
 """Calls, or thousands of rows, between two later looks."""
-
-_PREFIX = "fast-axolotl-check-"
-_LOCK = "lock"
 
 _PLAIN = frozenset({int, float, complex, str, bytes, bool, type(None)})
 
@@ -119,11 +114,12 @@ class Check:
             if self._kind == "state":
                 given.arguments[self._name] = copy.copy(bound.arguments[self._name])
             value = given.arguments.get(self._name)
-            with _unseen(given), _folder(self._kind == "folder") as folder:
+            own = tempfile.TemporaryDirectory() if self._kind == "folder" else nullcontext("")
+            with _unseen(given), own as folder:
                 if folder:
                     cfg = given.arguments["cfg"]
-                    own = {"dataset_prepared_path": folder, "push_dataset_to_hub": None}
-                    given.arguments["cfg"] = type(cfg)({**cfg, **own})
+                    changed = {"dataset_prepared_path": folder, "push_dataset_to_hub": None}
+                    given.arguments["cfg"] = type(cfg)({**cfg, **changed})
                     if _is_dataset(value):
                         vars(value)["save_to_disk"] = functools.partial(_save_here, value)
                 try:
@@ -238,37 +234,6 @@ def _unseen(bound: inspect.BoundArguments) -> Iterator[None]:
     finally:
         logging.disable(disabled)
         restore_random_state(sampler, before)
-
-
-@contextmanager
-def _folder(is_needed: bool) -> Iterator[str]:
-    """The name of an empty folder, if one is needed. What a killed process left goes first."""
-    if not is_needed:
-        yield ""
-        return
-    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with suppress(OSError), (left / _LOCK).open("r+b") as lock:
-            if take_lock(lock.fileno(), left / _LOCK):
-                shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
-        mark = Path(folder, "new")
-        with mark.open("wb") as lock:
-            take_lock(lock.fileno(), mark)
-            mark.rename(Path(folder, _LOCK))  # where others see it once it is locked
-            yield folder
-
-
-def take_lock(lock: int, mark: Path) -> bool | None:
-    """Lock an open file; ``False``: another has it, or removed it; ``None``: there are no locks."""
-    import fcntl
-
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return mark.exists() and os.path.samestat(os.fstat(lock), mark.stat())
 
 
 def random_state(sampler: Any = None) -> list[Any]:

@@ -54,8 +54,9 @@ for name in sys.argv[1:]:
 def begin() -> bool:
     """Prepares the start of a preprocess or a training; ``False`` where this process is none."""
     name = command(sys.orig_argv)
-    missing = kernels_to_compile(sys.orig_argv, os.environ) if name else []
-    if missing and hasattr(os, "fork"):
+    if not name:
+        return False
+    if missing := kernels_to_compile(sys.orig_argv, os.environ):
         import subprocess
 
         environment = {**os.environ, "FAST_AXOLOTL": "0"}
@@ -63,8 +64,6 @@ def begin() -> bool:
         line = [sys.executable, "-c", _COMPILE, *missing]
         with suppress(OSError):
             subprocess.run(line, env=environment, stdout=quiet, stderr=quiet, check=False)
-    if not name:
-        return False
     import wrapt
 
     before = gc.get_threshold()

@@ -260,18 +260,10 @@ class BoundedDataset(IterableDataset):  # type: ignore[misc]
         examples = BoundedShuffle.like(shuffled._ex_iterable, self.buffer_bytes)
         return bounded(shuffled, examples, self.buffer_bytes, self.identity)
 
-    def map(self, *args: Any, **kwargs: Any) -> Any:
-        """As Hugging Face's; a batch also ends at ``buffer_bytes``."""
-        mapped = super().map(*args, **kwargs)
-        examples = mapped._ex_iterable
-        if BoundedMap.can_be(examples):
-            examples = BoundedMap.like(examples, self.buffer_bytes)
-        return bounded(mapped, examples, self.buffer_bytes, self.identity)
-
 
 # accelerate divides the files of ranks by ``shard``.
 for _name in (
-    *("filter", "skip", "take", "shard", "with_format"),
+    *("map", "filter", "skip", "take", "shard", "with_format"),
     *("select_columns", "remove_columns", "rename_column"),
 ):
     setattr(BoundedDataset, _name, _keeps_bound(_name))
@@ -281,6 +273,8 @@ def bounded(
     dataset: Any, examples: Any, buffer_bytes: int, identity: dict[str, Any]
 ) -> BoundedDataset:
     """The same dataset over these examples, whose shuffle and map come out bounded."""
+    if BoundedMap.can_be(examples):
+        examples = BoundedMap.like(examples, buffer_bytes)
     result = BoundedDataset(
         examples,
         info=dataset._info.copy(),
@@ -357,15 +351,25 @@ class BoundedShuffle(_Kept, hf.BufferShuffledExamplesIterable):  # type: ignore[
         """Until datasets 5: each row that enters takes the place of a random one, which leaves."""
         state: dict[str, Any] = self._state_dict or _nothing_held()
         rng, resumed_at = deepcopy(self.generator), state["next"]
-        draws = _Draws(rng, self.buffer_size, state)
-        buffer = _Buffer(state)
+        buffer, places = _Buffer(state), list[int]()
+        # The state tells the block that places are taken from, and how many were.
+        draw = functools.partial(rng.integers, 0, self.buffer_size, size=_DRAWN_TOGETHER)
+        if state["block"]:
+            rng.bit_generator.state = state["block"]
+            places = draw().tolist()
         for number, row in self._numbered(state):
             if number < resumed_at:
                 buffer.refill(number, row)
                 continue
             size = _weigh(row[1])
-            while buffer.is_full(size, self.buffer_size, self.budget):
-                place = draws.next() % len(buffer.rows)
+            while buffer.rows and (
+                len(buffer.rows) == self.buffer_size or buffer.size + size > self.budget
+            ):
+                if not places or state["drawn"] == _DRAWN_TOGETHER:
+                    state.update(block=rng.bit_generator.state, drawn=0)
+                    places = draw().tolist()
+                place = places[state["drawn"]] % len(buffer.rows)
+                state["drawn"] += 1
                 leaving = buffer.rows[place]
                 if buffer.size - buffer.sizes[place] + size <= self.budget:
                     buffer.put(number, row, size, place)
@@ -441,29 +445,6 @@ def _nothing_held() -> dict[str, Any]:
     return {"held": None, "marks": None, "block": None, "kept": None, **counts}
 
 
-class _Draws:
-    """Random places, drawn in blocks as Hugging Face does; the state tells block and place."""
-
-    def __init__(self, rng: Any, bound: int, state: dict[str, Any]) -> None:
-        self._rng, self._bound, self._state = rng, bound, state
-        self._values: list[int] = []
-        if state["block"]:
-            rng.bit_generator.state = state["block"]
-            self._values = self._block()
-
-    def next(self) -> int:
-        if not self._values or self._state["drawn"] == _DRAWN_TOGETHER:
-            self._state["block"], self._state["drawn"] = self._rng.bit_generator.state, 0
-            self._values = self._block()
-        place: int = self._values[self._state["drawn"]]
-        self._state["drawn"] += 1
-        return place
-
-    def _block(self) -> list[int]:
-        drawn: list[int] = self._rng.integers(0, self._bound, size=_DRAWN_TOGETHER).tolist()
-        return drawn
-
-
 class _Buffer:
     """Rows of a shuffle, their numbers and their bytes; the state holds the numbers."""
 
@@ -482,10 +463,6 @@ class _Buffer:
         if place is not None:
             self.rows[place], self.sizes[place] = row, _weigh(row[1])
             self.size += self.sizes[place]
-
-    def is_full(self, size: int, most_rows: int, budget: int) -> bool:
-        """Whether a row has to leave before one of this size may enter."""
-        return bool(self.rows) and (len(self.rows) == most_rows or self.size + size > budget)
 
     def put(self, number: int, row: Any, size: int, place: int) -> None:
         """Enters a row, in place of another or at the end."""

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import atexit
 import datetime
+import fcntl
 import hashlib
 import multiprocessing
 import os
@@ -46,7 +47,6 @@ from typing import IO, Any
 import pyarrow as pa
 
 from fast_axolotl.axolotl.patching import LOG, MARK, Final, Unfamiliar
-from fast_axolotl.axolotl.self_check import take_lock
 
 BATCH_ROWS = 1000
 """As ``map`` writes them in any case."""
@@ -272,6 +272,17 @@ def _take(folder: Path) -> IO[bytes] | None:
         return lock
     lock.close()
     return None
+
+
+def take_lock(lock: int, mark: Path) -> bool | None:
+    """Lock an open file; ``False``: another has it, or removed it; ``None``: there are no locks."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return mark.exists() and os.path.samestat(os.fstat(lock), mark.stat())
 
 
 def _leave(owner: int) -> None:

@@ -42,8 +42,8 @@ _RANDOM = ("dropout", "alpha", "nbest_size")
 """Settings of BPE and Unigram models that make two encodings of one text differ."""
 
 
-def check_tokenizer(tokenizer: Any) -> Any:
-    """The Rust tokenizer behind one that does nothing of its own before or after it."""
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raises unless a Rust tokenizer is behind it, and nothing of its own before or after that."""
     from transformers import PreTrainedTokenizerFast
     from transformers.tokenization_utils_tokenizers import TokenizerFast
 
@@ -61,34 +61,19 @@ def check_tokenizer(tokenizer: Any) -> Any:
         raise Unfamiliar("the tokenizer has no plain Rust tokenizer")
     if any(getattr(backend.model, name, None) for name in _RANDOM):
         raise Unfamiliar("the tokenizer uses random splits (dropout)")
-    return backend
-
-
-def set_truncation(tokenizer: Any, max_length: int | None) -> None:
-    """The state that ``tokenizer(text, truncation=..., max_length=...)`` sets and leaves."""
-    from transformers.tokenization_utils_base import TruncationStrategy
-    from transformers.utils import PaddingStrategy
-
-    cut = max_length is not None
-    tokenizer.set_truncation_and_padding(
-        padding_strategy=PaddingStrategy.DO_NOT_PAD,
-        truncation_strategy=(
-            TruncationStrategy.LONGEST_FIRST if cut else TruncationStrategy.DO_NOT_TRUNCATE
-        ),
-        max_length=max_length,
-        stride=0,
-        pad_to_multiple_of=None,
-        padding_side=None,
-    )
-    split = tokenizer.split_special_tokens
-    if tokenizer._tokenizer.encode_special_tokens != split:
-        tokenizer._tokenizer.encode_special_tokens = split
 
 
 def encode_texts(
-    backend: Any, texts: Sequence[str], *, add_special_tokens: bool, offsets: bool = False
+    tokenizer: Any,
+    texts: Sequence[str],
+    *,
+    add_special_tokens: bool,
+    max_length: int | None = None,
+    offsets: bool = False,
 ) -> Iterator[Any]:
-    """The encoding of each text in turn; without ``offsets`` those of the result mean nothing."""
+    """The encoding of each text in turn, as ``tokenizer(text, truncation=..., max_length=...)``
+    makes it; without ``offsets`` those of the result mean nothing."""
+    backend = tokenizer._tokenizer
     encode = backend.encode_batch if offsets else backend.encode_batch_fast
     first = 0
     while first < len(texts):
@@ -96,6 +81,8 @@ def encode_texts(
         while last < len(texts) and (last == first or size + len(texts[last]) <= _CALL_CHARACTERS):
             size += len(texts[last])
             last += 1
+        # The tokenizer itself sets the state of the Rust tokenizer, and leaves it so.
+        tokenizer("", truncation=max_length is not None, max_length=max_length)
         yield from encode(texts[first:last], add_special_tokens=add_special_tokens)
         first = last
 

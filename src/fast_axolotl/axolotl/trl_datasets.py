@@ -2,8 +2,8 @@
 
 ``SFTTrainer``, ``DPOTrainer``, ``KTOTrainer`` and ``RewardTrainer`` prepare a dataset in up to six
 passes of ``map`` and ``filter`` over rows. Here their ``_prepare_dataset`` runs whole, with its
-conditions, errors and warnings, on a dataset that knows the row functions it defines, and answers
-with ours, which take 1,000 rows as an Arrow table (see ``passes``).
+conditions, errors and warnings; the row functions it defines are answered by ours, which take 1,000
+rows as an Arrow table (see ``passes``).
 
 Tokenising is TRL's own function, called twice for each row with a ``_Recorder`` in place of the
 tokenizer: the first time it notes the texts, which then go to the Rust tokenizer together (see
@@ -39,14 +39,12 @@ from fast_axolotl.axolotl.data import (
 from fast_axolotl.axolotl.passes import (
     pass_fingerprint,
     require_unchanging,
-    run_watched,
+    run_with,
     set_column,
 )
 from fast_axolotl.axolotl.patching import Unfamiliar, from_stock
-from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts, set_truncation
-
-_BATCH_ROWS = 1000
-"""Rows of a table; as many as stock's ``map`` writes at once."""
+from fast_axolotl.axolotl.tokenized_shards import BATCH_ROWS
+from fast_axolotl.axolotl.tokenizers import check_tokenizer, encode_texts
 
 _IGNORED = -100
 _PAIR = ("chosen", "rejected")
@@ -55,7 +53,7 @@ Columns = dict[str, pa.Array]
 
 
 def prepare_dataset(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands in for ``_prepare_dataset`` of four trainers: it runs on a dataset that we watch."""
+    """Stands in for ``_prepare_dataset`` of four trainers, which runs with passes of ours."""
     from datasets import Dataset
 
     if type(dataset) is not Dataset:
@@ -67,7 +65,7 @@ def prepare_dataset(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
     )
     switch = f"trl-{trainer.__name__.removesuffix('Trainer').lower()}"
     prepare = vars(trainer)["_prepare_dataset"]
-    return run_watched(switch, prepare, _PASSES, self, dataset, *args, **kwargs)
+    return run_with(_PASSES, switch, prepare, self, dataset, *args, **kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +131,7 @@ def _run(
 
     source = copy.copy(dataset)
     source._format_type = "arrow"
-    ours = {"batched": True, "batch_size": _BATCH_ROWS, "writer_batch_size": _BATCH_ROWS, **shown}
+    ours = {"batched": True, "batch_size": BATCH_ROWS, "writer_batch_size": BATCH_ROWS, **shown}
     result = getattr(source, name)(changed, **ours, new_fingerprint=fingerprint)
     result._format_type, result._fingerprint = None, fingerprint
     return result
@@ -143,7 +141,8 @@ class _Recorder:
     """In place of a tokenizer: notes the texts at first, and then gives the tokens of each."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer, self._backend = tokenizer, check_tokenizer(tokenizer)
+        check_tokenizer(tokenizer)
+        self._tokenizer = tokenizer
         parameters = {*inspect.signature(tokenizer.apply_chat_template).parameters}
         self._refused = parameters - {"add_generation_prompt", "chat_template", "tools", "kwargs"}
         self._texts: list[str] = []
@@ -175,9 +174,8 @@ class _Recorder:
         """Tokenise what was noted; from now on, tokens are given in the same order."""
         if len(self._kinds) != 1:
             raise Unfamiliar("some columns hold text and some hold conversations")
-        set_truncation(self._tokenizer, None)
         adds = self._kinds == {False}
-        self._tokens = encode_texts(self._backend, self._texts, add_special_tokens=adds)
+        self._tokens = encode_texts(self._tokenizer, self._texts, add_special_tokens=adds)
 
     def _answer(self, text: str, *, is_chat: bool) -> dict[str, list[int]]:
         if self._tokens is None:

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
-from fast_axolotl.axolotl.self_check import take_lock
+from fast_axolotl.axolotl.tokenized_shards import take_lock
 from fast_axolotl.dedupe.output import disk_errors
 from fast_axolotl.errors import UsageError
 from fast_axolotl.reading.remote import with_retries

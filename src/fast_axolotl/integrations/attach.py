@@ -80,6 +80,8 @@ class Attachment:
         from fast_axolotl.measure.stacks import WorkerLines
         from fast_axolotl.measure.writers import read_rank
 
+        order = self._order
+
         def open_loop_meter() -> Meter | None:
             from fast_axolotl.integrations.training_meter import open_meter
             from fast_axolotl.measure.meter import is_measured
@@ -87,19 +89,14 @@ class Attachment:
             if is_measured():
                 # The loop measures itself: meter.watch(loader).
                 return None
-            return open_meter(
-                self._order.run_dir,
-                source="torch",
-                peak_tflops=self._order.peak_tflops,
-                data_paths=self._order.data_paths,
-                stacks=self._order.stacks,
-            )
+            options = asdict(order)
+            del options["profile_steps"]  # the watch's
+            return open_meter(**options, source="torch")
 
-        order = self._order
         TorchWatch(
             None,
             open_meter=open_loop_meter,
-            worker_start=WorkerLines(Path(order.run_dir), read_rank()[0] or 0).start_before
+            worker_start=WorkerLines(Path(order.run_dir), read_rank()[0]).start_before
             if order.stacks
             else None,
             profile_steps=order.profile_steps,

@@ -7,7 +7,6 @@ imported by name are swept; see ``patching``.
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from dataclasses import asdict
@@ -166,13 +165,11 @@ def name_unknown_keys(cfg: Any) -> None:
     """Say of keys that are meant for this package and that it does not know; once each."""
     for key in map(str, cfg):
         plain = key.lower().replace("-", "_")
-        is_ours = plain.startswith(("fast_axolotl", "dataset_use_rust"))
-        near = difflib.get_close_matches(plain, KEYS, 1, 0.6 if is_ours else 0.9)
-        if key in KEYS or key in _NAMED or not (is_ours or near):
-            continue
-        _NAMED.add(key)
-        meant = f"did you mean {near[0]}?" if near else f"the known keys are {', '.join(KEYS)}"
-        _say(f"the configuration has {key}, which is not a key of fast-axolotl; {meant}")
+        is_meant = plain.startswith(("fast_axolotl", "fastaxolotl", "dataset_use_rust"))
+        if is_meant and key not in {*KEYS, *_NAMED}:
+            _NAMED.add(key)
+            known = f"the known keys are {', '.join(KEYS)}"
+            _say(f"the configuration has {key}, which is not a key of fast-axolotl; {known}")
 
 
 _NAMED: set[str] = set()

@@ -23,6 +23,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -57,13 +58,12 @@ class Order:
         return {MEASURE: str(Path(self.run_dir).absolute()), _OPTIONS: options}
 
 
-def order(environment: Mapping[str, str] | None = None) -> Order | None:
+def order(environment: Mapping[str, str] = os.environ) -> Order | None:
     """What the environment asks for; ``None``: nothing."""
-    variables = os.environ if environment is None else environment
-    folder = variables.get(MEASURE)
+    folder = environment.get(MEASURE)
     if not folder:
         return None
-    options = json.loads(variables.get(_OPTIONS) or "{}")
+    options = json.loads(environment.get(_OPTIONS) or "{}")
     paths = tuple(options.get("data_paths", ()))
     return Order(**{**options, "run_dir": folder, "data_paths": paths})
 
@@ -235,13 +235,6 @@ def _is_in_the_foreground() -> bool:
 
     The terminal that controls them is asked, whatever stdin is.
     """
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
+    with suppress(OSError), Path("/dev/tty").open("rb", buffering=0) as terminal:
+        return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    return False

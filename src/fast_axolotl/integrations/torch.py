@@ -191,7 +191,9 @@ class TorchDataset(IterableDataset[Any]):
         states = find_states(state, "fast_axolotl_mix") if self._sources else find_states(state)
         if not states:
             raise ResumeError("no state of a TorchDataset; pass the return value of state_dict()")
-        if _holds_late_snapshot(state):
+        # Of torchdata's loaders: batches delivered since the states in there were taken.
+        late = "_steps_since_snapshot"
+        if any(item[late] for item in find_states(state, late)):
             raise ResumeError(
                 "the loader's state is older than its last batch; use "
                 "StatefulDataLoader(snapshot_every_n_steps=1)"
@@ -414,11 +416,3 @@ def _row_values(column: Any) -> Any:
         return column
     values = _row_values(column["values"])
     return [values[start:stop] for start, stop in pairwise(column["offsets"].tolist())]
-
-
-def _holds_late_snapshot(state: Any) -> bool:
-    """Whether batches were delivered after the states inside a loader's state were taken."""
-    if isinstance(state, Mapping):
-        late = state.get("_steps_since_snapshot", 0)
-        return bool(late) or any(_holds_late_snapshot(item) for item in state.values())
-    return isinstance(state, (list, tuple)) and any(map(_holds_late_snapshot, state))

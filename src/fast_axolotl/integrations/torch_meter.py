@@ -26,6 +26,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -70,49 +71,35 @@ def yield_to_trainer() -> None:
 _survives = guarded(lambda watch, error: watch.give_up(error))
 
 
+@dataclass(slots=True, eq=False)
 class TorchWatch:
-    """One meter's view of the loaders and optimizers of this process.
+    """One meter's view of the loaders and optimizers of this process."""
 
-    Args:
-        meter: Where fetches and steps go; or ``None`` with ``open_meter``.
-        open_meter: Asked for a meter at the first training fetch or optimizer step.
-        worker_start: What a loader's workers call first, made of the loader's own function, until
-            there is a meter.
-        optimizers: Whether the first optimizer seen reports the steps; else ``step`` does.
-        is_training: Whether fetches of a dataset are the training's; by default those are while
-            gradients are on, of datasets that optimizer steps follow.
-        profile_steps: So many steps are run under torch's profiler, once.
-        thread: The training's; fetches in others are somebody else's prefetching. By default that
-            of the first fetch.
-    """
-
-    def __init__(
-        self,
-        meter: Meter | None,
-        *,
-        open_meter: Callable[[], Meter | None] | None = None,
-        worker_start: Callable[[Any], Any] | None = None,
-        optimizers: bool = True,
-        is_training: Callable[[Any], bool] | None = None,
-        profile_steps: int = 0,
-        thread: int | None = None,
-    ) -> None:
-        self.meter = meter
-        self.profiler: WindowProfiler | None = None
-        self.open_meter = open_meter
-        self._worker_start = worker_start
-        self._optimizers = optimizers
-        self._is_training = is_training
-        self._profile_steps = profile_steps
-        self._thread = thread
-        self._is_inside = False
-        self._has_stepped = False
-        self._settings: dict[str, Any] = {}
-        self._iterator: Callable[[], Any] = lambda: None
-        self._optimizer: Callable[[], Any] = lambda: None
-        self._handle: Any = None
-        self._span: AbstractContextManager[Any] | None = None
-        self._datasets = _TrainedDatasets()
+    meter: Meter | None
+    """Where fetches and steps go; or ``None`` with ``open_meter``."""
+    open_meter: Callable[[], Meter | None] | None = None
+    """Asked for a meter at the first training fetch or optimizer step."""
+    worker_start: Callable[[Any], Any] | None = None
+    """What a loader's workers call first, made of the loader's own function, until there is a
+    meter."""
+    optimizers: bool = True
+    """Whether the first optimizer seen reports the steps; else ``step`` does."""
+    is_training: Callable[[Any], bool] | None = None
+    """Whether fetches of a dataset are the training's; by default those are while gradients are on,
+    of datasets that optimizer steps follow."""
+    profile_steps: int = 0
+    """So many steps are run under torch's profiler, once."""
+    thread: int | None = None
+    """The training's; fetches in others are somebody else's prefetching. By default that of the
+    first fetch."""
+    profiler: WindowProfiler | None = None
+    _is_inside: bool = False
+    _has_stepped: bool = False
+    _iterator: Callable[[], Any] = lambda: None
+    _optimizer: Callable[[], Any] = lambda: None
+    _handle: Any = None
+    _span: AbstractContextManager[Any] | None = None
+    _datasets: _TrainedDatasets = field(default_factory=lambda: _TrainedDatasets())
 
     def start(self) -> None:
         """Hook into torch."""
@@ -127,7 +114,7 @@ class TorchWatch:
         _hook(_BaseDataLoaderIter, "_reset", _watch_start)  # persistent workers: another epoch
         _hook(_MultiProcessingDataLoaderIter, "__init__", _watch_workers)
         _WATCHES.append(self)
-        if self._optimizers:
+        if self.optimizers:
             self._handle = register_optimizer_step_post_hook(self.optimizer_step)
         if self.meter is not None:
             self._use(self.meter)
@@ -158,7 +145,7 @@ class TorchWatch:
     @_survives
     def start_of_workers(self, loader: Any) -> Any:
         """What the workers of a loader are to call first; ``None``: what it says."""
-        start = self._worker_start if self.meter is None else self.meter.worker_start
+        start = self.worker_start if self.meter is None else self.meter.worker_start
         return start and self._is_ours(loader.dataset) and start(loader.worker_init_fn)
 
     @_survives
@@ -178,10 +165,7 @@ class TorchWatch:
                 self.profiler.step_end()
         if self._iterator() is not iterator:
             self._iterator = weakref.ref(iterator)
-            settings = {**read_loader(iterator), **read_parallelism()}
-            if settings != self._settings:
-                self._settings = settings
-                self.meter.settings(**settings)
+            self.meter.settings(**read_loader(iterator), **read_parallelism())
         self._is_inside = True
         self.meter.fetch_begin(ready_batches(iterator))
         return True
@@ -221,13 +205,13 @@ class TorchWatch:
         if self._optimizer() is not optimizer:
             return
         here = threading.get_ident()
-        if self._thread is not None and self._thread != here:
+        if self.thread is not None and self.thread != here:
             self.meter.reason(
                 "stall_fraction",
                 "the loader is read in another thread than the optimizer, so its waits are "
                 "not those of the training",
             )
-        self._thread = here
+        self.thread = here
         self._datasets.step()
         if self._datasets.was_checked:
             self.meter.read_over = "evaluate"
@@ -239,7 +223,7 @@ class TorchWatch:
     @_survives
     def begin_save(self, spans: ExitStack) -> None:
         """A file is written by ``torch.save``: a checkpoint."""
-        is_here = self._thread in (None, threading.get_ident()) and not self._is_inside
+        is_here = self.thread in (None, threading.get_ident()) and not self._is_inside
         if self.meter is not None and is_here:
             self._end_span()
             spans.enter_context(self.meter.span("checkpoint"))
@@ -261,12 +245,12 @@ class TorchWatch:
             return False
         if self.meter is not None:
             here = threading.get_ident()
-            if self._thread is None and is_fetch:
-                self._thread = here
-            elif self._thread not in (None, here):
+            if self.thread is None and is_fetch:
+                self.thread = here
+            elif self.thread not in (None, here):
                 return False
-        if self._is_training is not None:
-            return self._is_training(dataset)
+        if self.is_training is not None:
+            return self.is_training(dataset)
         import torch
 
         # Fetched without gradients it is no training, and no step is due to it.
@@ -292,7 +276,7 @@ class TorchWatch:
         self.meter = self.open_meter()
         if self.meter is None:
             return False
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
         self._use(self.meter)
         return True
 
@@ -300,8 +284,8 @@ class TorchWatch:
         import torch
 
         _hook(torch, "save", _watch_save)
-        if self._profile_steps:
-            self.profiler = WindowProfiler(meter, self._profile_steps)
+        if self.profile_steps:
+            self.profiler = WindowProfiler(meter, self.profile_steps)
 
 
 class _TrainedDatasets:

@@ -95,6 +95,7 @@ class TrainingMeter:
         """Of the trainings so far."""
         self._watch: TorchWatch | None = None
         """The hooks of the training at work; ``None`` where there is none."""
+        self._dataset: Any = None
         self._logged = _ALL_LOGGED if log == "all" else _LOGGED if log else ()
         self._profile_steps = profile_steps
         options: dict[str, Any] = {"peak_tflops": peak_tflops, "data_paths": tuple(data_paths)}
@@ -107,7 +108,7 @@ class TrainingMeter:
 
     def _find_dataset(self) -> Any:
         """The dataset that is trained on; ``None``: not known."""
-        raise NotImplementedError
+        return self._dataset
 
     def _is_training(self, dataset: Any) -> bool:
         """Whether fetches of a dataset are the training's, and no evaluation is under way."""

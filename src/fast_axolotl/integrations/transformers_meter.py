@@ -42,7 +42,6 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
 
     def _prepare(self) -> None:
         self._thread = 0
-        self._dataset: Any = None
         self._counted: Any = None
         _hook_transformers()
 
@@ -55,10 +54,7 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
         settings = {
             "num_workers": args.dataloader_num_workers,
             "prefetch_factor": args.dataloader_prefetch_factor,
-            "gradient_accumulation": args.gradient_accumulation_steps,
             "batch_size": args.per_device_train_batch_size,
-            "pin_memory": args.dataloader_pin_memory,
-            "persistent_workers": args.dataloader_persistent_workers,
             # The adapters of accelerate claim the class of what they wrap; their type tells.
             "dispatcher": type(loader).__name__ == "DataLoaderDispatcher",
             "gradient_checkpointing": bool(args.gradient_checkpointing),
@@ -67,11 +63,6 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
             # How the user's script calls them: TRL's trainers have arguments of their own.
             "arguments": type(args).__name__,
         }
-        if state.global_step:
-            settings["resumed_at_step"] = state.global_step
-        for name, strategy in (("save", args.save_strategy), ("eval", args.eval_strategy)):
-            if getattr(strategy, "value", strategy) == "steps":
-                settings[f"{name}_steps"] = getattr(state, f"{name}_steps", None)
         if getattr(args, "sample_packing", None) is not None:
             settings["sample_packing"] = bool(args.sample_packing)
         padding = getattr(known.get("processing_class"), "pad_token_id", None)
@@ -134,9 +125,6 @@ class MeterCallback(TrainingMeter, TrainerCallback):  # type: ignore[misc]
         """Whether a training is at work in this very thread."""
         return self._watch is not None and self._thread == threading.get_ident()
 
-    def _find_dataset(self) -> Any:
-        return self._dataset
-
     def _close(self, reason: Any, error: str = "") -> None:
         """End the record; spans are no longer of interest."""
         if self in _ACTIVE:
@@ -156,9 +144,7 @@ def _hook_transformers() -> None:
     @contextmanager
     def keep_meters_first(handler: Any) -> Iterator[None]:
         yield
-        heads = [item for item in handler.callbacks if isinstance(item, MeterCallback)]
-        others = [item for item in handler.callbacks if not isinstance(item, MeterCallback)]
-        handler.callbacks[:] = [*heads, *others]
+        handler.callbacks.sort(key=lambda item: not isinstance(item, MeterCallback))
 
     @contextmanager
     def report_span(name: str, trainer: Any) -> Iterator[None]:
