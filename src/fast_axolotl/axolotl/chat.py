@@ -56,8 +56,8 @@ _LAST_IS_NOT_TRAINED = (
 
 _LOG = logging.getLogger("axolotl.prompt_strategies.chat_template")
 
-_KNOWN: WeakKeyDictionary[Any, tuple[Skeletons, Any]] = WeakKeyDictionary()
-"""Of each strategy, its skeletons, and a copy that searches for turns with renders of ours."""
+_SKELETONS: WeakKeyDictionary[Any, Skeletons] = WeakKeyDictionary()
+"""Of each strategy."""
 
 
 def tokenize_prompt(self: Any, prompt: dict[str, Any]) -> dict[str, list[list[int]]]:
@@ -122,14 +122,9 @@ def chat_rows(strategy: Any, prompt: Any) -> tuple[list[list[int]], list[list[in
 def _prepare(strategy: Any, row: dict[str, Any]) -> tuple[list[str], _Row]:
     """A row's text, and its turns."""
     prompter = strategy.prompter
-    if strategy not in _KNOWN:
+    if strategy not in _SKELETONS:
         keys = ("content", prompter.template_thinking_key)
-        finder, finder.prompter = copy(strategy), copy(prompter)
-        # A search hands its ``tools`` on to renders alone: here, they are the row.
-        finder.prompter.build_prompt_text = lambda turns, tools: tools.render(turns)
-        finder._diff_char_span, finder._find_turn_from_tokens = difference, _compare_tokens
-        _KNOWN[strategy] = Skeletons(partial(_render, prompter), keys), finder
-    skeletons, finder = _KNOWN[strategy]
+        _SKELETONS[strategy] = Skeletons(partial(_render, prompter), keys)
     lines: list[logging.LogRecord] = []
     with _keep_back(lines):
         turns = strategy.get_conversation_thread(row)
@@ -137,8 +132,8 @@ def _prepare(strategy: Any, row: dict[str, Any]) -> tuple[list[str], _Row]:
     text = _render(prompter, turns, tools)
     # A turn that is a placeholder itself may be found elsewhere than in its place.
     is_clear = not any(sentinel in text for sentinel in _SENTINELS)
-    kinds = skeletons.explain(turns, tools, text) if is_clear else None
-    return [text], _Row(strategy, finder, skeletons, turns, tools, text, kinds, lines)
+    kinds = _SKELETONS[strategy].explain(turns, tools, text) if is_clear else None
+    return [text], _Row(strategy, turns, tools, text, kinds, lines)
 
 
 def _build(encodings: list[Any], row: _Row) -> tuple[list[int], list[int]]:
@@ -180,8 +175,6 @@ class _Row:
     """One conversation, rendered."""
 
     strategy: Any
-    finder: Any
-    skeletons: Skeletons
     turns: list[Turn]
     tools: Any
     text: str
@@ -205,8 +198,12 @@ class _Row:
         ]
         if not ids:
             raise Unfamiliar("a conversation has no tokens")
+        # Axolotl's own search for a turn, with renders and comparisons of ours.
+        finder, finder.prompter = copy(strategy), copy(prompter)
+        finder.prompter.build_prompt_text = self.render
+        finder._diff_char_span, finder._find_turn_from_tokens = difference, _compare_tokens
         locator = (self.text, *zip(*offsets, strict=True))
-        find = partial(self.finder.find_turn, turns, tools=self, locator=locator)
+        find = partial(finder.find_turn, turns, tools=self.tools, locator=locator)
         labels, last_ends = [IGNORED] * len(ids), [-1, -1]
         for index, turn in enumerate(turns):
             train = turn.get("training")
@@ -253,11 +250,11 @@ class _Row:
                 labels[place] = ids[place]
         return labels
 
-    def render(self, turns: list[Turn]) -> str:
+    def render(self, turns: list[Turn], tools: Any) -> str:
         """The conversation after one of its turns was exchanged."""
         if self.kinds is None:
-            return _render(self.strategy.prompter, turns, self.tools)
-        return self.skeletons.render_changed(turns, self.tools, self.index, self.kinds)
+            return _render(self.strategy.prompter, turns, tools)
+        return _SKELETONS[self.strategy].render_changed(turns, tools, self.index, self.kinds)
 
 
 def _compare_tokens(*_: Any) -> None:
