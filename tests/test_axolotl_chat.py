@@ -313,7 +313,7 @@ def explained(strategy: Any, rows: list[Any]) -> list[bool]:
         return text
 
     skeletons = Skeletons(render, ("content", "reasoning_content"))
-    return [skeletons.explain(row, None, render(row, None)) is not None for row in rows]
+    return [skeletons.explain(row, None, render(row, None)) for row in rows]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

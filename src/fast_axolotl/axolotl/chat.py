@@ -6,8 +6,8 @@ more with a placeholder, to see by the difference where the turn is. Here
 - messages become turns, and turns a text, by Axolotl's own methods,
 - the texts of a batch are tokenised together, once, with offsets (see ``tokenizers``): both
   of Axolotl's tokenisations are of this same text,
-- turns are found by Axolotl's own method, but its renders with a placeholder are filled skeletons
-  (see ``templates``), and what differs in them is found by comparing pieces, not characters,
+- renders with a placeholder are filled skeletons (see ``templates``), or renders of the template,
+- the difference to them is found by comparing pieces, not characters,
 - the search for the end of a turn stops after the four tokens in which it counts.
 
 Row by row: a row that ours cannot do (it fails, or Axolotl would go back to comparing tokens) goes
@@ -25,11 +25,12 @@ Costs the tokenizer's own time, a render, and a few microseconds a turn.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from threading import get_ident
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -131,9 +132,9 @@ def _prepare(strategy: Any, row: dict[str, Any]) -> tuple[list[str], _Row]:
         tools = strategy._get_tools(row)
     text = _render(prompter, turns, tools)
     # A turn that is a placeholder itself may be found elsewhere than in its place.
-    is_clear = not any(sentinel in text for sentinel in _SENTINELS)
-    kinds = _SKELETONS[strategy].explain(turns, tools, text) if is_clear else None
-    return [text], _Row(strategy, turns, tools, text, kinds, lines)
+    is_explained = not any(sentinel in text for sentinel in _SENTINELS)
+    is_explained = is_explained and _SKELETONS[strategy].explain(turns, tools, text)
+    return [text], _Row(strategy, turns, tools, text, is_explained, lines)
 
 
 def _build(encodings: list[Any], row: _Row) -> tuple[list[int], list[int]]:
@@ -178,12 +179,10 @@ class _Row:
     turns: list[Turn]
     tools: Any
     text: str
-    kinds: list[str] | None
-    """Of its turns, where their skeleton gives the text."""
+    is_explained: bool
+    """Whether its skeleton gives its text."""
     lines: list[logging.LogRecord]
     """For the log, once it is certain that stock does not write them."""
-    index: int = 0
-    """The turn that is looked for."""
 
     def label(self, ids: list[int], offsets: list[tuple[int, int]]) -> list[int]:
         """The ids that are trained on, and -100 for the others: ``_tokenize_single_prompt``."""
@@ -198,12 +197,6 @@ class _Row:
         ]
         if not ids:
             raise Unfamiliar("a conversation has no tokens")
-        # Axolotl's own search for a turn, with renders and comparisons of ours.
-        finder, finder.prompter = copy(strategy), copy(prompter)
-        finder.prompter.build_prompt_text = self.render
-        finder._diff_char_span, finder._find_turn_from_tokens = difference, _compare_tokens
-        locator = (self.text, *zip(*offsets, strict=True))
-        find = partial(finder.find_turn, turns, tools=self.tools, locator=locator)
         labels, last_ends = [IGNORED] * len(ids), [-1, -1]
         for index, turn in enumerate(turns):
             train = turn.get("training")
@@ -220,8 +213,7 @@ class _Row:
                 continue
             reasons = bool(thinking) and turn.get(thinking) is not None
             content_only = bool((detail or reasoning_detail) and reasons)
-            self.index = index
-            start, end = find(turn_idx=index, content_only=content_only)
+            start, end = self.find(offsets, index, content_only=content_only)
             details = []
             if train and start != -1:
                 if detail:
@@ -229,7 +221,7 @@ class _Row:
                 elif not reasoning_detail:
                     labels[start:end] = ids[start:end]
             if train and reasoning_detail and reasons:
-                first, _ = find(turn_idx=index, reasoning_only=True)
+                first, _ = self.find(offsets, index, reasoning_only=True)
                 if first != -1:
                     details.append((first, turn[thinking], reasoning_detail))
             for first, text, parts in details:
@@ -250,15 +242,48 @@ class _Row:
                 labels[place] = ids[place]
         return labels
 
-    def render(self, turns: list[Turn], tools: Any) -> str:
-        """The conversation after one of its turns was exchanged."""
-        if self.kinds is None:
-            return _render(self.strategy.prompter, turns, tools)
-        return _SKELETONS[self.strategy].render_changed(turns, tools, self.index, self.kinds)
+    def find(
+        self,
+        offsets: list[tuple[int, int]],
+        index: int,
+        *,
+        content_only: bool = False,
+        reasoning_only: bool = False,
+    ) -> tuple[int, int]:
+        """Tokens of a turn, from and to, or twice -1: ``find_turn``."""
+        from axolotl.prompt_strategies.chat_template import LOG
 
-
-def _compare_tokens(*_: Any) -> None:
-    raise Unfamiliar("a turn is found by comparing tokens alone")
+        strategy, turns, spans = self.strategy, self.turns, []
+        is_mistral = "mistral" in strategy.tokenizer.name_or_path.lower()
+        if index == 0 and is_mistral and turns[0].get("role") == "system":
+            return -1, -1
+        for sentinel in _SENTINELS:
+            changed = turns.copy()
+            changed[index] = strategy._build_dummy_turn(
+                turns[index], content_only, reasoning_only, sentinel
+            )
+            if self.is_explained:
+                text = _SKELETONS[strategy].render_changed(changed, self.tools, index)
+            else:
+                text = _render(strategy.prompter, changed, self.tools)
+            spans.append(difference(self.text, text))
+        first, last = min(first for first, _ in spans), max(last for _, last in spans)
+        if last <= first:
+            return -1, -1
+        start = bisect_right(offsets, first, key=itemgetter(1))
+        end = bisect_left(offsets, last, key=itemgetter(0))
+        if start >= len(offsets):
+            raise Unfamiliar("a turn starts after the last token")
+        if end < start:
+            LOG.warning(f"Content end boundary is before start boundary for turn {index}")
+            return -1, -1
+        if end == start:
+            LOG.warning(
+                f"Content end boundary is the same as start boundary for turn {index}. "
+                "This is likely an empty turn."
+            )
+            return -1, -1
+        return start, end
 
 
 def _end_after(ids: list[int], end: int, tokens: set[int]) -> int:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,18 +81,14 @@ class Skeletons:
         self._keys = frozenset(keys)
         self._made: dict[Any, Skeleton | None] = {}
 
-    def explain(self, messages: list[Turn], tools: Any, text: str) -> list[str] | None:
-        """The kinds of the messages, if the skeleton of such a conversation gives its ``text``."""
-        kinds = [*map(self._kind, messages)]
-        skeleton = self._find(messages, tools, kinds)
-        return kinds if skeleton is not None and skeleton.fill(messages) == text else None
+    def explain(self, messages: list[Turn], tools: Any, text: str) -> bool:
+        """Whether the skeleton of a conversation gives its ``text``."""
+        skeleton = self._find(messages, tools)
+        return skeleton is not None and skeleton.fill(messages) == text
 
-    def render_changed(
-        self, messages: list[Turn], tools: Any, index: int, kinds: Sequence[str]
-    ) -> str:
+    def render_changed(self, messages: list[Turn], tools: Any, index: int) -> str:
         """The text of an explained conversation after message ``index`` was exchanged."""
-        changed = [*kinds[:index], self._kind(messages[index]), *kinds[index + 1 :]]
-        skeleton = self._find(messages, tools, changed)
+        skeleton = self._find(messages, tools)
         if skeleton is None or not skeleton.is_right:
             return self._render(messages, tools)
         filled = skeleton.fill(messages)
@@ -104,8 +100,8 @@ class Skeletons:
         skeleton.is_right = text == filled
         return text
 
-    def _find(self, messages: list[Turn], tools: Any, kinds: Sequence[str]) -> Skeleton | None:
-        kind = (repr(tools), *kinds)
+    def _find(self, messages: list[Turn], tools: Any) -> Skeleton | None:
+        kind = (repr(tools), *map(self._kind, messages))
         if kind not in self._made:
             if len(self._made) >= _MOST_SKELETONS:
                 self._made.clear()
