@@ -290,7 +290,7 @@ def test_a_rank_that_fetches_nothing_has_steps_from_end_to_end() -> None:
     assert tracker.tell(10) is None
     tracker.add_span("log", 2, None)
     first = tracker.tell(20)
-    assert (first.start, first.end, first.spans) == (5, 10, ())
+    assert (first.start, first.end, first.spans) == (5, 10, [])
     second = tracker.tell(30)
     assert (second.start, second.end, second.removed_seconds) == (10, 20, 2)
 

@@ -11,11 +11,11 @@ On a GPU the host's stack tells what the *host* did. That costs time only while 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from fast_axolotl.measure.ranks import RankFigures, add_up_looks
 from fast_axolotl.measure.stacks import LOADING, RATE
-from fast_axolotl.record import StackLine
 from fast_axolotl.record.arithmetic import ratio
 from fast_axolotl.record.catalogue import STEP
 from fast_axolotl.record.figures import CodeLine
@@ -112,7 +112,7 @@ def fold_phases(
 
 def _find_lines(rank: RankFigures, also: str) -> tuple[CodeLine, ...]:
     """The lines that most of each phase was spent in. Of waits for workers, what these did."""
-    phases: dict[str, dict[tuple[str, int, str], list[StackLine]]] = {}
+    phases: dict[str, dict[tuple[str, int, str], dict[str, float]]] = {}
     for stacks in rank.record.stacks:
         for line in stacks.lines:
             outer = line.phase.partition("/")[0]
@@ -122,27 +122,26 @@ def _find_lines(rank: RankFigures, also: str) -> tuple[CodeLine, ...]:
             if phase == "data":
                 phase = WAITING if rank.is_fed_unseen else PREPARING
             where = (line.file, line.line, line.function)
-            phases.setdefault(phase, {}).setdefault(where, []).append(line)
+            calls = phases.setdefault(phase, {}).setdefault(where, defaultdict(float))
+            calls[line.call] += line.seconds
     if LOADING in phases:
         phases.pop(WAITING, None)
     found = []
     for phase in dict.fromkeys((LOADING, *_TOLD, also)):
         lines = phases.get(phase, {})
-        sums = {where: sum(line.seconds for line in same) for where, same in lines.items()}
+        sums = {where: sum(calls.values()) for where, calls in lines.items()}
         whole = sum(sums.values())
         for where in sorted(sums, key=lambda where: -sums[where])[:_MOST_LINES]:
             if sums[where] < _LEAST_LINE * whole:
                 continue
-            calls: dict[str, float] = {}
-            for line in lines[where]:
-                calls[line.call] = calls.get(line.call, 0.0) + line.seconds
+            file, number, function = where
             found.append(
                 CodeLine(
                     phase=phase,
-                    file=where[0],
-                    line=where[1],
-                    function=where[2],
-                    call=max(calls, key=lambda call: calls[call]),
+                    file=file,
+                    line=number,
+                    function=function,
+                    call=max(lines[where], key=lines[where].__getitem__),
                     seconds=sums[where],
                     share=sums[where] / whole,
                 )

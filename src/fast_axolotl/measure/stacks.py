@@ -28,13 +28,14 @@ import sys
 import sysconfig
 import threading
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from multiprocessing.util import Finalize
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from fast_axolotl.record.schema import StackLine
 
@@ -86,10 +87,17 @@ _QUEUES = re.compile(
 )
 _QUEUE_CALLS = ("get", "recv", "recv_bytes", "poll", "select", "result", "_recv", "wait")
 _TRAINERS = re.compile(r"/(transformers/trainer|lightning/|pytorch_lightning/|axolotl/|trl/)")
+_INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\]+)")
 _NEVER_TOLD = re.compile(r"/torch/|/(fast_axolotl|wrapt)/(?!reading)|^<")
 
-Key = tuple[str, str, int, str, str]
-"""Phase, file, line, function, and the function of a library that it has called."""
+class Place(NamedTuple):
+    """What looks are counted by: the fields of a ``StackLine``."""
+
+    phase: str
+    file: str
+    line: int
+    function: str
+    call: str
 
 
 class _Code:
@@ -103,15 +111,11 @@ class _Code:
     def __init__(self, code: CodeType) -> None:
         self.code = code
         path, name = code.co_filename.replace(os.sep, "/"), code.co_name
-        self.is_library = (
-            code.co_filename.startswith((*_LIBRARIES, _PACKAGE, "<frozen"))
-            or "/site-packages/" in path
-            or "/dist-packages/" in path
-        )
-        is_installed = "-packages/" in path or not self.is_library
-        self.is_told = (is_installed or "/fast_axolotl/reading" in path) and (
-            _NEVER_TOLD.search(path) is None or not self.is_library
-        )
+        is_installed = _INSTALLED.search(path) is not None
+        own = (*_LIBRARIES, _PACKAGE, "<frozen")
+        self.is_library = is_installed or code.co_filename.startswith(own)
+        may_be_told = is_installed or "/fast_axolotl/reading" in path
+        self.is_told = not self.is_library or (may_be_told and not _NEVER_TOLD.search(path))
         self.is_trainer = self.is_library and _TRAINERS.search(path) is not None
         self.is_fetcher = path.endswith("/torch/utils/data/_utils/fetch.py")
         self.is_queue = (
@@ -166,7 +170,7 @@ class Looks:
     def __init__(self) -> None:
         self.phases: dict[str, float] = {}
         """Seconds by phase, and by line, since they were taken."""
-        self.lines: dict[Key, float] = {}
+        self.lines: dict[Place, float] = {}
         self._codes: dict[int, _Code] = {}
 
     def count(self, frame: FrameType, seconds: float, place: str = "", busy: bool = True) -> None:
@@ -176,11 +180,10 @@ class Looks:
         ``between`` loops, or the name of a span; in a worker ``WORKER``. ``busy`` is whether the
         thread was at work.
         """
-        key = self._read(frame, place, busy)
-        phase = key[0]
-        self.phases[phase] = self.phases.get(phase, 0.0) + seconds
-        if key in self.lines or len(self.lines) < _MOST_KEYS:
-            self.lines[key] = self.lines.get(key, 0.0) + seconds
+        seen = self._read(frame, place, busy)
+        self.phases[seen.phase] = self.phases.get(seen.phase, 0.0) + seconds
+        if seen in self.lines or len(self.lines) < _MOST_KEYS:
+            self.lines[seen] = self.lines.get(seen, 0.0) + seconds
 
     def learn(self, kind: str, frame: FrameType | None) -> None:
         """A fetch begins, or a step has ended, below these lines."""
@@ -198,7 +201,7 @@ class Looks:
         taken, self.lines = self.lines, {}
         return largest_lines(taken, most)
 
-    def _read(self, frame: FrameType, place: str, busy: bool) -> Key:
+    def _read(self, frame: FrameType, place: str, busy: bool) -> Place:
         stack: list[tuple[_Code, int]] = []
         current: FrameType | None = frame
         evidence, at, has_user_code = "", 0, False
@@ -211,7 +214,7 @@ class Looks:
             current = current.f_back
         if place == WORKER:
             is_loading = any(known.is_fetcher for known, _ in stack)
-            return (LOADING if is_loading else "idle", *_find_line(stack))
+            return Place(LOADING if is_loading else "idle", *_find_line(stack))
         if not evidence and any(known.is_queue for known, _ in stack[:4]):
             evidence = "data"
         phase = evidence
@@ -234,7 +237,7 @@ class Looks:
             phase = "backward/idle"
         if place not in ("", "waiting"):
             phase = f"{place}/{phase}"
-        return (phase, *_find_line(stack))
+        return Place(phase, *_find_line(stack))
 
     def _know(self, code: CodeType) -> _Code:
         known = self._codes.get(id(code))
@@ -264,33 +267,21 @@ def _find_line(stack: list[tuple[_Code, int]]) -> tuple[str, int, str, str]:
 
 def _package(path: str) -> str:
     """The package or module that a file of a library belongs to."""
+    if installed := _INSTALLED.search(path):
+        return installed[1].removesuffix(".py")
     parts = re.split(r"[/\\]", path)
-    for name in ("site-packages", "dist-packages"):
-        if name in parts:
-            return parts[parts.index(name) + 1].removesuffix(".py")
     is_module = path.removesuffix(parts[-1]) in _LIBRARIES
     return parts[-1 if is_module else -2].removesuffix(".py")
 
 
-def largest_lines(lines: dict[Key, float], most: int) -> tuple[StackLine, ...]:
+def largest_lines(lines: dict[Place, float], most: int) -> tuple[StackLine, ...]:
     """The largest of each phase, the largest first."""
-    left: dict[str, int] = {}
+    taken = Counter[str]()
     found = []
-    for (phase, file, line, function, call), seconds in sorted(
-        lines.items(), key=lambda item: -item[1]
-    ):
-        left[phase] = left.get(phase, most) - 1
-        if left[phase] >= 0:
-            found.append(
-                StackLine(
-                    phase=phase,
-                    file=file,
-                    line=line,
-                    function=function,
-                    call=call,
-                    seconds=round(seconds, 3),
-                )
-            )
+    for place, seconds in sorted(lines.items(), key=lambda item: -item[1]):
+        taken[place.phase] += 1
+        if taken[place.phase] <= most:
+            found.append(StackLine(**place._asdict(), seconds=round(seconds, 3)))
     return tuple(found)
 
 
@@ -416,7 +407,7 @@ class WorkerLines:
 
     def take(self, most: int = 8) -> tuple[float, tuple[StackLine, ...]]:
         """Seconds of loading, and its lines, since the last call."""
-        new: dict[Key, float] = {}
+        new: dict[Place, float] = defaultdict(float)
         new_seconds = 0.0
         for path in self.folder.glob(f"{self._rank}-*.jsonl"):
             with suppress(OSError, ValueError):
@@ -425,8 +416,7 @@ class WorkerLines:
                     data = json.loads(text)
                     new_seconds += data["seconds"]
                     for *where, seconds in data["lines"]:
-                        key: Key = tuple(where)
-                        new[key] = new.get(key, 0.0) + seconds
+                        new[Place(*where)] += seconds
                 taken.unlink()
         return new_seconds, largest_lines(new, most)
 

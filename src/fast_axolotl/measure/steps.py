@@ -54,8 +54,6 @@ class Span:
     seconds: float
     """Of the host; once the events were read, of the device."""
     pair: EventPair | None = None
-    is_after_step: bool = False
-    """Whether the step had ended when it began."""
     is_inside: bool = True
     """Whether it lies within the step's time, and so is taken out of it."""
 
@@ -66,8 +64,8 @@ class Step:
 
     start: float
     first_fetch: int
-    phase: PhaseName
-    spans: tuple[Span, ...] = ()
+    phase: PhaseName = "warmup"
+    spans: list[Span] = field(default_factory=list)
     number: int = 0
     end: float = 0.0
     told_at: float | None = None
@@ -104,17 +102,10 @@ class Step:
         """What is taken out of the step's time."""
         return sum(span.seconds for span in self.spans if span.is_inside)
 
-    def take_later_spans(self) -> tuple[Span, ...]:
-        """Take out the spans that began after the step had ended."""
-        later = tuple(span for span in self.spans if span.is_after_step)
-        self.spans = tuple(span for span in self.spans if not span.is_after_step)
-        return later
-
-    def take_in(self, spans: tuple[Span, ...]) -> None:
-        """Add spans that lie within the step."""
+    def take_in(self, spans: list[Span]) -> None:
+        """Add spans that are reported with the step."""
+        self.spans += spans
         for span in spans:
-            span.is_after_step = False
-            self.spans += (span,)
             if span.pair is not None:
                 self.last_event = span.pair[1]
 
@@ -168,7 +159,8 @@ class StepTracker:
         self._warm_steps = 0
         self._open: Step | None = None
         self._loop_start = 0
-        self._early_spans: tuple[Span, ...] = ()
+        self._later_spans: list[Span] = []
+        """Those that began after the open step had ended, or while none was open."""
         self._early_waits: list[tuple[float, EventPair | None]] = []
 
     def begin_fetch(self, now: float) -> Step | None:
@@ -193,13 +185,12 @@ class StepTracker:
                 step.other_host_wait_seconds = step.host_wait_seconds
                 step.fetches.clear()
                 is_full = False
-            if is_full or step.told_at is not None:
-                later = () if since is None else step.take_later_spans()
+            is_over = is_full or step.told_at is not None
+            if since is None or not is_over:
+                step.take_in(self._take_later_spans())
+            if is_over:
                 ended = self._end(step, start)
                 step = self._open = self._new(start)
-                step.take_in(later)
-            elif since is not None:
-                step.take_in(step.take_later_spans())
         waits, self._early_waits = self._early_waits, []
         for host_wait_seconds, pair in waits:
             self.fail_fetch(host_wait_seconds, pair)
@@ -260,10 +251,8 @@ class StepTracker:
             step = self._open = self._new(self._origin)
         elif step.told_at is not None:
             # What came after the end was told lies in the step that follows.
-            later = step.take_later_spans()
             ended = self._end(step, step.told_at)
             step = self._open = self._new(step.told_at)
-            step.take_in(later)
         step.told_at = now
         if self.waits_since is not None:
             # The last step had its batch already: the wait begins with its end.
@@ -294,11 +283,11 @@ class StepTracker:
         """A span has ended. One outside of any step is reported with the next."""
         step = self._open
         if step is None:
-            self._early_spans += (Span(name, seconds, is_inside=False),)
-            return
-        is_after_step = step.told_at is not None or self.waits_since is not None
-        step.take_in((Span(name, seconds, pair),))
-        step.spans[-1].is_after_step = is_after_step
+            self._later_spans.append(Span(name, seconds, is_inside=False))
+        elif step.told_at is not None or self.waits_since is not None:
+            self._later_spans.append(Span(name, seconds, pair))
+        else:
+            step.take_in([Span(name, seconds, pair)])
 
     def see_queue(self, depth: int | None) -> None:
         """How many batches were ready when the fetch began."""
@@ -311,8 +300,10 @@ class StepTracker:
         step, self._open = self._open, None
         if step is None or step.told_at is None:
             return None
-        for span in step.spans:
-            span.is_inside = span.is_inside and not span.is_after_step
+        later = self._take_later_spans()
+        for span in later:
+            span.is_inside = False
+        step.take_in(later)
         return self._end(step, step.told_at)
 
     @property
@@ -338,8 +329,13 @@ class StepTracker:
             self._lost_at = self.num_fetches
 
     def _new(self, start: float) -> Step:
-        spans, self._early_spans = self._early_spans, ()
-        return Step(start, self.num_fetches, "warmup", spans)
+        step = Step(start, self.num_fetches)
+        step.take_in(self._take_later_spans())
+        return step
+
+    def _take_later_spans(self) -> list[Span]:
+        later, self._later_spans = self._later_spans, []
+        return later
 
     def _end(self, step: Step, end: float) -> Step:
         step.end = max(end, step.start)
