@@ -166,9 +166,9 @@ def _fold_node(
             free.append(held["total"] - held["reserved_peak"])
 
     def level(name: str) -> int | None:
-        return _whole(middle(getattr(sample, name) for sample in samples))
+        value = middle(getattr(sample, name) for sample in samples)
+        return None if value is None else round(value)
 
-    hwm = _highest(sample.hwm_bytes for sample in system.samples)
     limit = min((size for size in (start.limit_bytes, start.memory_bytes) if size), default=None)
     peak = most = _highest(one.working_set_bytes for one in system.samples)
     if most is None and not any(sample.pss_bytes is not None for sample in system.samples):
@@ -180,9 +180,9 @@ def _fold_node(
         most = max(most, *(sample.largest_anon_bytes or 0 for sample in system.samples))
     found: dict[str, _Found] = {
         "working_set_bytes": (level("working_set_bytes"), "pss_bytes"),
-        "working_set_peak_bytes": (_whole(peak), "pss_bytes"),
+        "working_set_peak_bytes": (peak, "pss_bytes"),
         "rss_bytes": (level("rss_bytes"), "rss_bytes"),
-        "hwm_bytes": (_whole(hwm), "hwm_bytes"),
+        "hwm_bytes": (_highest(one.hwm_bytes for one in system.samples), "hwm_bytes"),
         "limit_bytes": (limit, "limit_bytes"),
         "limit_share": (ratio(most, limit), "pss_bytes"),
         "psi_memory_full": rate("psi_memory_full_seconds"),
@@ -201,10 +201,10 @@ def _fold_node(
         "swap_in_bytes_per_second": rate("swap_in_bytes"),
         "swap_out_bytes_per_second": rate("swap_out_bytes"),
         "is_swap_sustained": (is_sustained, "swap_in_bytes"),
-        "process_swap_bytes": (_whole(_highest(one.swap_bytes for one in several)), "swap_bytes"),
+        "process_swap_bytes": (_highest(one.swap_bytes for one in several), "swap_bytes"),
         # Means over devices and samples; of memory, the highest of one device.
         "gpu_utilization": (mean(gpu.utilization for gpu in devices), "gpus"),
-        "gpu_memory_bytes": (_whole(_highest(gpu.memory_bytes for gpu in devices)), "gpus"),
+        "gpu_memory_bytes": (_highest(gpu.memory_bytes for gpu in devices), "gpus"),
         "gpu_free_bytes": (min(free, default=None), "gpus"),
         "gpu_power_watts": (mean(gpu.power_watts for gpu in devices), "gpus"),
         "gpu_clock_mhz": (mean(gpu.clock_mhz for gpu in devices), "gpus"),
@@ -298,7 +298,3 @@ def _explain(name: str, source: str, system: SystemRecord, samples: Sequence[Sys
 
 def _highest(values: Iterable[float | None]) -> float | None:
     return max(known(values), default=None)
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else round(value)

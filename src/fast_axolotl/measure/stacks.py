@@ -90,6 +90,7 @@ _TRAINERS = re.compile(r"/(transformers/trainer|lightning/|pytorch_lightning/|ax
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\]+)")
 _NEVER_TOLD = re.compile(r"/torch/|/(fast_axolotl|wrapt)/(?!reading)|^<")
 
+
 class Place(NamedTuple):
     """What looks are counted by: the fields of a ``StackLine``."""
 
