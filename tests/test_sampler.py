@@ -228,8 +228,6 @@ def test_a_thread_samples_a_real_process_until_it_ends(
     assert record.start.root_pid == sleeper.pid
     assert record.start.gpu_names == ("NVIDIA H200",) * 3
     assert record.end.reason == "finished"
-    assert record.end.overhead_fetches >= len(record.samples)
-    assert record.end.overhead_seconds > 0
     assert all(sample.processes == 1 for sample in record.samples)
     assert all(len(sample.gpus) == 3 for sample in record.samples)
     assert nvml.is_shut

@@ -237,9 +237,9 @@ class Meter:
         self._sampler: SystemSampler | None = None
         self._stacks: StackSampler | None = None
         self._workers = WorkerLines(journal.folder, self.rank)
-        self._stacks_from = self._stacks_due = self._stacks_cpu_seconds = 0.0
-        """When the lines of code were last written, will be next, and what the looks had cost when
-        the warm-up ended."""
+        self._stacks_due = self._stacks_cpu_seconds = 0.0
+        """When the lines of code will be written next, and what the looks had cost when the warm-up
+        ended."""
         self._working_set_bytes: int | None = None
         self._fetch_start: float | None = None
         self._fetch_event: Any = None
@@ -335,9 +335,9 @@ class Meter:
             if self._stacks is not None and tracker.num_fetches < _LEARNED:
                 self._stacks.looks.learn("fetch", sys._getframe())
             if not tracker.has_begun:
-                self._mark("first_fetch", began)
+                self._journal.mark("first_fetch", at=began)
             elif tracker.is_new_epoch:
-                self._mark("epoch", now)
+                self._journal.mark("epoch", at=now)
             self._take(tracker.begin_fetch(now))
             self._is_fetching = True
         tracker.see_queue(queue_depth)
@@ -355,7 +355,7 @@ class Meter:
             return
         host_wait_seconds, pair = self._end_wait(now)
         if self._tracker.num_fetches == 0:
-            self._journal.mark("first_batch", at=now, step=0, fetch=0, row=0)
+            self._journal.mark("first_batch", at=now)
         counted = self._counter.count(batch, is_patient=pair is not None)
         self._tracker.end_fetch(host_wait_seconds, pair, counted)
         if pair is None or pair[0] is not pair[1]:  # else the device was busy all the while
@@ -446,7 +446,7 @@ class Meter:
     @_guarded
     def mark(self, name: str, text: str = "") -> None:
         """Note that something happened now, by a name of your own."""
-        self._mark(name, self._clock(), text)
+        self._journal.mark(name, text=text)
 
     @_guarded
     def log(self, step: int, values: Mapping[str, Any]) -> None:
@@ -504,8 +504,7 @@ class Meter:
         looks = Looks()
         self._stacks = StackSampler(looks, lambda: self.place)
         self._blocks.take_phases = looks.take_phases
-        self._stacks_from = self._clock()
-        self._stacks_due = self._stacks_from + _LEAST_STACKS_SECONDS
+        self._stacks_due = self._clock() + _LEAST_STACKS_SECONDS
         self._stacks.start()
 
     def worker_start(self, original: Callable[[int], Any] | None) -> Callable[[int], Any] | None:
@@ -594,26 +593,19 @@ class Meter:
         """Note the lines of code that most time went to since the last time."""
         if self._stacks is None:
             return
-        journal, seconds = self._journal, now - self._stacks_from
-        age = journal.since_start(now)
-        self._stacks_from = now
+        journal, age = self._journal, self._journal.since_start(now)
         self._stacks_due = now + min(max(_LEAST_STACKS_SECONDS, age / 60), _MOST_STACKS_SECONDS)
         if lines := self._stacks.looks.take_lines():
-            journal.write(Stacks(t=age, who="training", seconds=round(seconds, 3), lines=lines))
+            journal.write(Stacks(t=age, who="training", lines=lines))
         seconds, lines = self._workers.take()
         if lines:
             journal.write(Stacks(t=age, who="workers", seconds=round(seconds, 3), lines=lines))
-
-    def _mark(self, name: str, at: float, text: str = "") -> None:
-        done = self._tracker
-        place = {"step": done.num_steps, "fetch": done.num_fetches, "row": done.num_samples}
-        self._journal.mark(name, at=at, text=text, **place)
 
     def _take(self, step: Step | None) -> None:
         if step is None:
             return
         if step.number == 0:
-            self._journal.mark("first_step", at=step.end, step=0)
+            self._journal.mark("first_step", at=step.end)
             self.note_replacements()
         elif step.number == WARMUP_STEPS - 1:
             self._overhead_seconds, self._overhead_from = 0.0, self._tracker.num_fetches
@@ -626,7 +618,7 @@ class Meter:
             text = (
                 "the optimizer is not called any more (a CUDA graph?): steps are counted by fetches"
             )
-            self._mark("note", step.end, text)
+            self._journal.mark("note", at=step.end, text=text)
         if step.end >= self._stacks_due:
             self._write_stacks(step.end)
 

@@ -96,7 +96,6 @@ class SystemSampler:
         self._cgroup = system.find_memory_cgroup(root_pid, proc=proc, root=cgroup_root)
         self._quota = system.find_cpu_quota(root_pid, proc=proc, root=cgroup_root)
         self._processors = processes.read_processors(root_pid)
-        self._overhead_seconds, self._num_samples = 0.0, 0
         self._device: tuple[int, int] | None = None
         self._start = clock()
         self._time = time.time()
@@ -201,15 +200,8 @@ class SystemSampler:
             if stat is not None and not (stat.is_alive and is_recent):
                 self._write_due = 0.0
                 self.sample()
-        self._write(
-            End(
-                t=round(self._clock() - self._start, 3),
-                reason=reason,
-                error=error or self.failure,
-                overhead_seconds=round(self._overhead_seconds, 6),
-                overhead_fetches=self._num_samples,
-            )
-        )
+        t = round(self._clock() - self._start, 3)
+        self._write(End(t=t, reason=reason, error=error or self.failure))
         if self._writer is not None:
             self._writer.close()
         if self._gpu is not None:
@@ -252,8 +244,6 @@ class SystemSampler:
             pause = min((pss_end - pss_begin) / _PSS_SHARE, _PSS_LONGEST_SECONDS)
             self._pss_due = pss_end - self._start + pause
             self._pss_rss_bytes = max(self._pss_rss_bytes, sample.rss_bytes or 0)
-        self._overhead_seconds += self._clock() - begin
-        self._num_samples += 1
         return sample
 
     def _read_pressure(self, name: Literal["memory", "io"]) -> float | None:

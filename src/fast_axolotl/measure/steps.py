@@ -138,7 +138,6 @@ class StepTracker:
         self, *, accumulation: int = 1, is_told: bool = False, origin: float = 0.0
     ) -> None:
         self.num_fetches = 0
-        self.num_samples = 0
         self.num_steps = 0
         """Steps that have ended."""
         self.has_begun = False
@@ -212,7 +211,6 @@ class StepTracker:
             step.last_event = pair[1]
         step.counts.append(counted)
         self.num_fetches += 1
-        self.num_samples += counted.samples
 
     def fail_fetch(self, host_wait_seconds: float, pair: EventPair | None) -> None:
         """A wait that gave no batch, and the loop may go on."""

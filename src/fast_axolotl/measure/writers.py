@@ -85,9 +85,11 @@ class Journal:
             what = "nothing is recorded" if self.is_refused else "recording has stopped"
             _log.warning("%s, but the run continues: %s", what, self._writer.failure)
 
-    def mark(self, name: str, *, at: float | None = None, text: str = "", **place: int) -> None:
-        """Note something that happened at a moment, and at which step, fetch and row."""
-        self.write(Mark(t=self.since_start(at), name=name, text=text, **place))
+    def mark(
+        self, name: str, *, at: float | None = None, text: str = "", fetch: int | None = None
+    ) -> None:
+        """Note something that happened at a moment."""
+        self.write(Mark(t=self.since_start(at), name=name, text=text, fetch=fetch))
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Note the numbers that a trainer logged."""

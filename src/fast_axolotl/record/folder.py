@@ -95,7 +95,7 @@ class RankRecord:
             self.num_skipped, self._skipped_as = line.fetch, line.name
             self.blocks = [self._without_skipped(block) for block in self.blocks]
             self.marks = [mark for mark in self.marks if mark.name != "first_step"]
-            self.marks.append(schema.Mark(t=line.t, name="first_step", step=0))
+            self.marks.append(schema.Mark(t=line.t, name="first_step"))
         elif self.num_skipped and isinstance(line, schema.StepBlock):
             self.blocks[-1] = self._without_skipped(line)
 
