@@ -281,24 +281,6 @@ def test_a_fault_in_the_thread_is_noted_and_goes_no_further(
     assert record.end.error == "sampling stopped: RuntimeError: no such luck"
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_child_does_not_end_the_sampling(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes]
-) -> None:
-    sampler = watch(sleeper.pid, tmp_path)
-    sampler.begin()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            sampler.stop("exception")
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
-    assert [line["kind"] for line in lines_of(tmp_path)] == ["system_start", "system"]
-    sampler.stop()
-    assert lines_of(tmp_path)[-1]["reason"] == "finished"
-
-
 class Nvml(ModuleType):
     """Three devices, the last of which tells nothing but its name."""
 

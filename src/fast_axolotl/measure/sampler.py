@@ -19,7 +19,6 @@ are part of the tree, whoever started them.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -105,7 +104,6 @@ class SystemSampler:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_closed = False
-        self._owner_pid = os.getpid()
 
     @property
     def is_alive(self) -> bool:
@@ -184,8 +182,7 @@ class SystemSampler:
         all that the tree has read: a zombie still shows its counters. Else what the root did after
         the sample before is lost.
         """
-        # A forked child holds a copy of this object; the record is its parent's.
-        if os.getpid() != self._owner_pid or self._is_closed:
+        if self._is_closed:
             return
         self._is_closed = True
         self._stopping.set()
