@@ -179,22 +179,20 @@ class BatchCounter:
             if isinstance(batch, UserDict):  # a tokenizer's, slow to ask
                 batch = batch.data
             ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
-            shape = getattr(ids, "shape", None)
-            if shape:
-                samples = shape[0] if len(shape) > 1 else self._count_samples(batch)
-                found = BatchCount(
-                    samples=samples, num_bytes=_count_bytes(batch), padded_tokens=math.prod(shape)
-                )
-                if _is_on_host(ids):
-                    held = {name: batch[name] for name in _COLUMNS if name in batch}
-                    self._waiting.append((held, shape, found, is_looked_at))
-                    if not is_patient or len(self._waiting) >= _MOST_WAITING:
-                        self.settle()
-                else:
-                    self._note(_ON_DEVICE, *_TOKEN_RATES)
+            shape = getattr(ids, "shape", None) or ()
+            samples = shape[0] if len(shape) > 1 else self._count_samples(batch)
+            found = BatchCount(samples=samples, num_bytes=_count_bytes(batch))
+            if not shape:
+                self._note(_NO_INPUT_IDS, "tokens_per_second")
                 return found
-            found = BatchCount(samples=self._count_samples(batch), num_bytes=_count_bytes(batch))
-            self._note(_NO_INPUT_IDS, "tokens_per_second")
+            found.padded_tokens = math.prod(shape)
+            if not _is_on_host(ids):
+                self._note(_ON_DEVICE, *_TOKEN_RATES)
+                return found
+            held = {name: batch[name] for name in _COLUMNS if name in batch}
+            self._waiting.append((held, shape, found, is_looked_at))
+            if not is_patient or len(self._waiting) >= _MOST_WAITING:
+                self.settle()
         except Exception as error:  # noqa: BLE001
             # What an unknown array raises must not end the timing; so below.
             self._note_failure(error)
@@ -366,10 +364,6 @@ def _view(array: Any) -> Any:
         return array.numpy()
     except TypeError:
         return array.float().numpy()
-    except RuntimeError:  # it needs a gradient, or torch was built for another numpy
-        import numpy as np
-
-        return np.array(array.tolist())
 
 
 def add_known(first: int | None, second: int | None) -> int | None:

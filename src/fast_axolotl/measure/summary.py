@@ -152,13 +152,7 @@ class _Fold:
 
     def build(self) -> RunSummary:
         """The summary, its verdict still empty."""
-        figures = {name: self.values.pop(name, None) for name in FIGURES}
-        for name, value in figures.items():
-            if value is None:
-                self.reasons.setdefault(name, FIGURES[name].missing)
-        for name in ("straggler_rank", "data_parallel_size", "replacements"):
-            if self.values.get(name) is None:
-                self.reasons.setdefault(name, "not recorded")
+        figures = {name: self.values.pop(name) for name in FIGURES}
         nothing = Verdict(kind="inconclusive", headline="")
         return RunSummary(verdict=nothing, figures=figures, reasons=self.reasons, **self.values)
 
@@ -199,8 +193,8 @@ class _Fold:
 
         notes = [*record.notes, *filter(None, [_find_kill(record)])]
         if ranks and len(ranks) < job.world_size:
-            text = f"only {len(ranks)} of {job.world_size} ranks left a record, and sums cover "
-            text += "only those"
+            found = f"only {len(ranks)} of {job.world_size} ranks"
+            text = f"{found} left a record, and sums cover only those"
             most = max(Counter(start.host for start in starts).values())
             if job.world_size - len(ranks) >= most:
                 text += (
