@@ -273,7 +273,7 @@ def test_ahead_of_the_last_step_of_an_epoch_the_loader_is_found_exhausted() -> N
     tracker.fail_fetch(0.5, None)
     tracker.leave(12.5)
     tracker.tell(22.5)
-    tracker.add_early_wait(4, None)
+    tracker.early_waits.append((4, None))
     tracker.add_span("evaluate", 30, None)
     last = tracker.begin_fetch(60)
     assert (last.start, last.end, last.host_wait_seconds, last.fetches) == (12, 22.5, 0.5, [])

@@ -278,9 +278,7 @@ class Meter:
     def __enter__(self) -> Meter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         self.close(*end_of(error))
 
     # The loop, or a hook in it, tells:
@@ -413,7 +411,6 @@ class Meter:
                 self._begin_early_wait(now, is_due=self._is_due)
             num_skipped = self._tracker.find_skipped()
             if num_skipped:
-                self._blocks.flush()
                 self._blocks.leave_out(num_skipped, now, self.read_over)
             self._overhead_seconds += self._clock() - now
 
@@ -633,7 +630,7 @@ class Meter:
         if self._is_early:
             wait = self._end_wait(now)
             if self._is_due:
-                self._tracker.add_early_wait(*wait)
+                self._tracker.early_waits.append(wait)
             else:
                 self._tracker.add_span("between", *wait)
         self._span_name, self._span_start = name, now

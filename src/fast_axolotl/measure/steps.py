@@ -72,10 +72,10 @@ class Step:
     fetches: list[Fetch] = field(default_factory=list)
     device_waits: list[float] | None = None
     """Of every fetch, once the events were read; ``None`` where one is missing."""
-    other_host_wait_seconds: float = 0.0
+    device_wait_seconds: float | None = None
+    """Time the device had nothing to run because the host waited for data; likewise."""
+    others: list[Fetch] = field(default_factory=list)
     """Waits that gave no batch: the end of an epoch, a loader that raised."""
-    other_pairs: tuple[EventPair, ...] = ()
-    other_device_wait_seconds: float = 0.0
     counts: list[BatchCount] = field(default_factory=list)
     """Of every batch; complete once the step is folded."""
     told_tokens: tuple[int, int | None, int | None] | None = None
@@ -88,14 +88,7 @@ class Step:
     @property
     def host_wait_seconds(self) -> float:
         """Time the host waited for data."""
-        return sum(fetch[0] for fetch in self.fetches) + self.other_host_wait_seconds
-
-    @property
-    def device_wait_seconds(self) -> float | None:
-        """Time the device had nothing to run because the host waited for data."""
-        if self.device_waits is None:
-            return None
-        return sum(self.device_waits) + self.other_device_wait_seconds
+        return sum(seconds for seconds, _ in (*self.fetches, *self.others))
 
     @property
     def removed_seconds(self) -> float:
@@ -117,18 +110,16 @@ class Step:
         """Read all events, which must have passed; those that have not are missing."""
         if events is None or self.last_event is None:
             return
-        pairs = [pair for _, pair in self.fetches]
-        waits = [None if pair is None else events.seconds(pair) for pair in pairs]
-        others = [events.seconds(pair) for pair in self.other_pairs]
+        pairs = [pair for _, pair in (*self.fetches, *self.others)]
+        waits = [events.seconds(pair) for pair in pairs if pair is not None]
         known = [wait for wait in waits if wait is not None]
-        if len(known) == len(waits) and None not in others:
-            self.device_waits = known
-            self.other_device_wait_seconds = sum(other for other in others if other is not None)
+        if len(known) == len(pairs):
+            self.device_waits, self.device_wait_seconds = known[: len(self.fetches)], sum(known)
         for span in self.spans:
             found = None if span.pair is None else events.seconds(span.pair)
             span.seconds = span.seconds if found is None else found
             span.pair = None
-        self.other_pairs, self.last_event = (), None
+        self.last_event = None
 
 
 class StepTracker:
@@ -160,7 +151,8 @@ class StepTracker:
         self._loop_start = 0
         self._later_spans: list[Span] = []
         """Those that began after the open step had ended, or while none was open."""
-        self._early_waits: list[tuple[float, EventPair | None]] = []
+        self.early_waits: list[Fetch] = []
+        """Waits between two loops, before a span. They count once a fetch follows."""
 
     def begin_fetch(self, now: float) -> Step | None:
         """A fetch begins; the step that ends with it, if one does."""
@@ -181,7 +173,7 @@ class StepTracker:
             is_full = len(step.fetches) >= (_MOST_FETCHES if self._is_told else self._accumulation)
             if is_full and self._is_told and not self._fetches_at_tell:
                 # A resumed run skips batches: before the first step is told there is none.
-                step.other_host_wait_seconds = step.host_wait_seconds
+                step.others = [(step.host_wait_seconds, None)]
                 step.fetches.clear()
                 is_full = False
             is_over = is_full or step.told_at is not None
@@ -190,7 +182,7 @@ class StepTracker:
             if is_over:
                 ended = self._end(step, start)
                 step = self._open = self._new(start)
-        waits, self._early_waits = self._early_waits, []
+        waits, self.early_waits = self.early_waits, []
         for host_wait_seconds, pair in waits:
             self.fail_fetch(host_wait_seconds, pair)
             step.waits_by_cause["epoch"] += host_wait_seconds  # type: ignore[assignment]
@@ -217,9 +209,8 @@ class StepTracker:
         step = self._open
         if step is None:
             return
-        step.other_host_wait_seconds += host_wait_seconds
+        step.others.append((host_wait_seconds, pair))
         if pair is not None:
-            step.other_pairs += (pair,)
             step.last_event = pair[1]
 
     def leave(self, now: float) -> None:
@@ -229,10 +220,6 @@ class StepTracker:
             self.waits_since = now if step is None or step.told_at is None else step.told_at
             # A loop may make an iterator for every batch: that is no epoch.
             self.is_new_epoch = self.num_fetches > self._loop_start + 1
-
-    def add_early_wait(self, host_wait_seconds: float, pair: EventPair | None) -> None:
-        """A wait between two loops, before a span. It counts once a fetch follows."""
-        self._early_waits.append((host_wait_seconds, pair))
 
     def tell(self, now: float) -> Step | None:
         """The trainer says that a step has ended; the one before it, where no fetch ended that."""
@@ -255,7 +242,7 @@ class StepTracker:
         if self.waits_since is not None:
             # The last step had its batch already: the wait begins with its end.
             self.waits_since = now
-            self._early_waits.clear()
+            self.early_waits.clear()
         return ended
 
     def find_skipped(self) -> int:
