@@ -7,17 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fast_axolotl.measure.phases import (
-    BETWEEN,
-    OTHER,
-    PREPARING,
-    SAMPLER,
-    WAITING,
-    Phases,
-    looks_error,
-)
+from fast_axolotl.measure.phases import Phases, looks_error
 from fast_axolotl.measure.ranks import Drain, number_of
-from fast_axolotl.measure.stacks import LOADING
 from fast_axolotl.record import RunSummary, thresholds
 from fast_axolotl.record.arithmetic import middle, ratio, times
 from fast_axolotl.record.catalogue import FIGURES, LEDGER
@@ -31,12 +22,12 @@ _CAUSES = {
     "iterator": "at a new iterator, made for one batch",
 }
 _PHASES = {
-    WAITING: "data is waited for",
-    LOADING: "the workers load",
-    SAMPLER: "the sampler chooses rows",
-    PREPARING: "batches are prepared",
-    OTHER: "other code",
-    BETWEEN: "between loops",
+    "waiting": "data is waited for",
+    "loading": "the workers load",
+    "sampler": "the sampler chooses rows",
+    "preparing": "batches are prepared",
+    "other": "other code",
+    "between": "between loops",
 }
 _LEAST_PHASE = 0.02
 """Of a step, for a phase to be told. Ours."""
@@ -82,7 +73,7 @@ class Evidence:
     @property
     def beside(self) -> float:
         """Share of a step that goes to preparing batches or to other code, whichever is larger."""
-        return max(self.phases.cost(PREPARING), self.phases.cost(OTHER))
+        return max(self.phases.cost("preparing"), self.phases.cost("other"))
 
     @property
     def is_swapping(self) -> bool:
@@ -110,7 +101,7 @@ class Evidence:
         seconds = self.figures.measured_seconds
         if self.stall_error is None or seconds < thresholds.LEAST_FETCHES_SECONDS:
             return False
-        shares = [self.phases.cost(PREPARING), self.phases.cost(OTHER)]
+        shares = [self.phases.cost("preparing"), self.phases.cost("other")]
         least = [share - looks_error(share, seconds) for share in shares]
         if max(self.stall - self.stall_error, *least) >= thresholds.DATA_STALL:
             return True
@@ -234,9 +225,9 @@ class Evidence:
         for phase in _PHASES:
             where = [line for line in self.figures.where if line.phase == phase]
             told = [f"{line.place}, {format_share(line.share)} of it" for line in where[:2]]
-            share = self.lost_share(phase) if phase == BETWEEN else self.phases.cost(phase)
+            share = self.lost_share(phase) if phase == "between" else self.phases.cost(phase)
             share = max(share, self.phases.waiting.get(phase, 0.0) * self.stall)
-            is_large = phase == LOADING or share >= _LEAST_PHASE
+            is_large = phase == "loading" or share >= _LEAST_PHASE
             if told and is_large:
                 lines.append(f"{_PHASES[phase]}: {'; '.join(told)}")
         return lines

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fast_axolotl.measure.phases import OTHER, PREPARING, WAITING, Phases
+from fast_axolotl.measure.phases import Phases
 from fast_axolotl.measure.ranks import Job, RankFigures
 from fast_axolotl.record import RunRecord
 from fast_axolotl.record.arithmetic import finite, ratio, total
@@ -31,15 +31,15 @@ _PARTS_OF_SPANS = {
 }
 """Spans of other names belong to the rest."""
 _PARTS_BESIDE = {
-    PREPARING: "preparing",
-    OTHER: "code",
+    "preparing": "preparing",
+    "other": "code",
     "checkpoint": "checkpoint",
     "evaluation": "evaluation",
 }
 """What looks at the stack saw in steps, beside the model."""
 _PARTS_BETWEEN = {
     "data": "preparing",
-    PREPARING: "preparing",
+    "preparing": "preparing",
     "checkpoint": "checkpoint",
     "evaluation": "evaluation",
 }
@@ -109,7 +109,7 @@ def fold_ledger(
     startup, first_step = (0.0, 0.0) if since is not None else _find_start(chosen, begin, end)
     is_apart = exposed is not None or job.world_size < 2
     working = max(0.0, loop - data - communication - first_step - sum(spans.values()))
-    rest = sum(share for phase, share in phases.step.items() if phase != WAITING) or 1.0
+    rest = sum(share for phase, share in phases.step.items() if phase != "waiting") or 1.0
     beside = {part: working * phases.cost(phase) / rest for phase, part in _PARTS_BESIDE.items()}
     compute, unknown = "compute", "compute_and_communication"
     if not is_apart:

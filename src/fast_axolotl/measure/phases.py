@@ -15,20 +15,18 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from fast_axolotl.measure.ranks import RankFigures, add_up_looks
-from fast_axolotl.measure.stacks import LOADING, RATE
+from fast_axolotl.measure.stacks import RATE
 from fast_axolotl.record.arithmetic import ratio
 from fast_axolotl.record.catalogue import STEP
 from fast_axolotl.record.figures import CodeLine
 
-WAITING, PREPARING, OTHER, BETWEEN = "waiting", "preparing", "other", "between"
-SAMPLER = "sampler"
 MODEL = ("forward", "backward", "optimizer")
-_BESIDE = (PREPARING, "checkpoint", "evaluation", OTHER)
+_BESIDE = ("preparing", "checkpoint", "evaluation", "other")
 """Those that a GPU may hide."""
 _SAME = {"backward/idle": "backward", "evaluate": "evaluation"}
 _LEAST_SECONDS = 0.5
 """Of looks, to divide anything by."""
-_TOLD = (WAITING, SAMPLER, PREPARING, "checkpoint", "evaluation", OTHER, BETWEEN)
+_TOLD = ("waiting", "sampler", "preparing", "checkpoint", "evaluation", "other", "between")
 _MOST_LINES = 3
 _LEAST_LINE = 0.05
 """Of its phase, for a line to be told."""
@@ -57,7 +55,7 @@ class Phases:
     def cost(self, phase: str) -> float:
         """Share of the time of a step that a phase costs."""
         share = self.step.get(phase, 0.0)
-        if phase == OTHER and self.is_foreign:
+        if phase == "other" and self.is_foreign:
             return 0.0
         return share * self.visible if phase in _BESIDE else share
 
@@ -83,17 +81,17 @@ def fold_phases(
         return Phases()
     waited = inside.pop("data", 0.0)
     if rank.is_fed_unseen:
-        inside[WAITING] = inside.get(WAITING, 0.0) + waited
-        stall = inside[WAITING] / sum(inside.values())
+        inside["waiting"] = inside.get("waiting", 0.0) + waited
+        stall = inside["waiting"] / sum(inside.values())
     else:  # a queue of the loop's own, behind the loader
-        inside[PREPARING] = inside.get(PREPARING, 0.0) + waited
-    own = add_up_looks(rank.steady_blocks, WAITING)
-    waited = inside.get(WAITING, 0.0) + sum(own.values())
+        inside["preparing"] = inside.get("preparing", 0.0) + waited
+    own = add_up_looks(rank.steady_blocks, "waiting")
+    waited = inside.get("waiting", 0.0) + sum(own.values())
     wait = min(1.0, stall or 0.0)
-    rest = sum(seconds for name, seconds in inside.items() if name != WAITING)
+    rest = sum(seconds for name, seconds in inside.items() if name != "waiting")
     step = {name: (1.0 - wait) * inside.get(name, 0.0) / (rest or 1.0) for name in STEP}
-    step[WAITING] = wait if rest else 1.0
-    outside = add_up_looks(rank.record.blocks, BETWEEN)
+    step["waiting"] = wait if rest else 1.0
+    outside = add_up_looks(rank.record.blocks, "between")
     whole = sum(outside.values()) or 1.0
     beside = sum(step[name] for name in _BESIDE)
     blocks, (loaded, idled) = rank.record.blocks, rank.worker_seconds
@@ -117,17 +115,17 @@ def _find_lines(rank: RankFigures, also: str) -> tuple[CodeLine, ...]:
         for line in stacks.lines:
             outer = line.phase.partition("/")[0]
             phase = _SAME.get(line.phase, _SAME.get(outer, outer))
-            if line.phase == f"{WAITING}/{SAMPLER}":
-                phase = SAMPLER
+            if line.phase == "waiting/sampler":
+                phase = "sampler"
             if phase == "data":
-                phase = WAITING if rank.is_fed_unseen else PREPARING
+                phase = "waiting" if rank.is_fed_unseen else "preparing"
             where = (line.file, line.line, line.function)
             calls = phases.setdefault(phase, {}).setdefault(where, defaultdict(float))
             calls[line.call] += line.seconds
-    if LOADING in phases:
-        phases.pop(WAITING, None)
+    if "loading" in phases:
+        phases.pop("waiting", None)
     found = []
-    for phase in dict.fromkeys((LOADING, *_TOLD, also)):
+    for phase in dict.fromkeys(("loading", *_TOLD, also)):
         lines = phases.get(phase, {})
         sums = {where: sum(calls.values()) for where, calls in lines.items()}
         whole = sum(sums.values())

@@ -39,13 +39,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from fast_axolotl.record import (
-    Histogram,
-    ProfileWindow,
-    RankRecord,
-    StepBlock,
-    thresholds,
-)
+from fast_axolotl.record import Histogram, ProfileWindow, RankRecord, StepBlock, thresholds
 from fast_axolotl.record.arithmetic import finite, middle, ratio, total
 from fast_axolotl.record.figures import RankSummary
 from fast_axolotl.record.waits import (

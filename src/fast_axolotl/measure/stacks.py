@@ -42,8 +42,8 @@ from fast_axolotl.record.schema import StackLine
 RATE, _FIRST_RATE, _FIRST_SECONDS = 20, 50, 5.0
 """Looks a second, on average; those of the first seconds, in which the lines of the loop are
 learned."""
-WORKER, LOADING = "worker", "loading"
-"""The place of all looks at a loader's worker, and their phase while it loads."""
+WORKER = "worker"
+"""The place of all looks at a loader's worker."""
 _MOST_KEYS, _MOST_LINES = 2000, 8
 """Lines that are told apart, and those of a phase that are written."""
 _MOST_CODES = 20_000
@@ -215,7 +215,7 @@ class Looks:
             current = current.f_back
         if place == WORKER:
             is_loading = any(known.is_fetcher for known, _ in stack)
-            return Place(LOADING if is_loading else "idle", *_find_line(stack))
+            return Place("loading" if is_loading else "idle", *_find_line(stack))
         if not evidence and any(known.is_queue for known, _ in stack[:4]):
             evidence = "data"
         phase = evidence
@@ -388,7 +388,7 @@ class _WorkerLooks:
     def write(self) -> None:
         """Append what was seen since the last time."""
         lines = list(map(astuple, self._looks.take_lines(_MOST_WORKER_LINES)))
-        seen = {"seconds": self._looks.take_phases().get(LOADING, 0.0), "lines": lines}
+        seen = {"seconds": self._looks.take_phases().get("loading", 0.0), "lines": lines}
         with suppress(OSError), self._path.open("a") as file:  # the run has ended, or a full disk
             file.write(json.dumps(seen) + "\n")
 

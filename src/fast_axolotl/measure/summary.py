@@ -19,15 +19,7 @@ from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.flops import utilisation
 from fast_axolotl.measure.ledger import fold_ledger
 from fast_axolotl.measure.machine import find_growth, fold_machines, growth
-from fast_axolotl.measure.phases import (
-    MODEL,
-    OTHER,
-    PREPARING,
-    WAITING,
-    Phases,
-    fold_phases,
-    looks_error,
-)
+from fast_axolotl.measure.phases import MODEL, Phases, fold_phases, looks_error
 from fast_axolotl.measure.ranks import (
     Job,
     Pattern,
@@ -406,13 +398,13 @@ class _Fold:
         if rank is not None:
             also = self.job.straggler_phase if is_slow else ""
             phases = fold_phases(rank, self.job.host_stall_fraction, idle, also)
-        for phase in (PREPARING, *MODEL, OTHER):
+        for phase in ("preparing", *MODEL, "other"):
             share = phases.step.get(phase, 0.0) if phases.step else None
             self.put_steady(f"{phase}_fraction", share, "", "phases")
         values.update(phases=phases.step, where=phases.lines)
         if rank is not None and rank.is_fed_unseen:
             # Then the stall is what the looks at the stack say.
-            share = phases.step.get(WAITING, 0.0) if phases.step else None
+            share = phases.step.get("waiting", 0.0) if phases.step else None
             if share is not None and idle is not None:
                 share = min(share, max(0.0, idle))
             self.job.host_stall_fraction = share

@@ -28,8 +28,6 @@ from dataclasses import replace
 
 from fast_axolotl.measure import advice
 from fast_axolotl.measure.evidence import Evidence
-from fast_axolotl.measure.phases import OTHER, PREPARING, WAITING
-from fast_axolotl.measure.stacks import LOADING
 from fast_axolotl.measure.steps import WARMUP_STEPS
 from fast_axolotl.record import Verdict, thresholds
 from fast_axolotl.record.units import count_words, format_duration, format_seconds, format_share
@@ -386,10 +384,10 @@ def _straggler(evidence: Evidence) -> Verdict | None:
 
 def _code(evidence: Evidence) -> Verdict | None:
     """The loop does something else than to load, to prepare and to train."""
-    share, data = evidence.phases.cost(OTHER), evidence.stall + evidence.phases.cost(PREPARING)
+    share, data = evidence.phases.cost("other"), evidence.stall + evidence.phases.cost("preparing")
     if share < thresholds.LOST_TIME or share < max(data, evidence.exposed):
         return None
-    place = evidence.line_of(OTHER)
+    place = evidence.line_of("other")
     headline = f"Code beside the model takes {format_share(share)} of the time"
     lines = [*evidence.phase_lines(), evidence.stall_line(), *evidence.cpu_lines()]
     action = advice.Action(
@@ -401,11 +399,11 @@ def _code(evidence: Evidence) -> Verdict | None:
 
 def _data(evidence: Evidence) -> Verdict | None:
     """The loop waits for data, or prepares it."""
-    figures, prepared = evidence.figures, evidence.phases.cost(PREPARING)
+    figures, prepared = evidence.figures, evidence.phases.cost("preparing")
     if evidence.stall + prepared < thresholds.DATA_STALL:
         return None
     if prepared > evidence.stall:
-        place = evidence.line_of(PREPARING)
+        place = evidence.line_of("preparing")
         headline = f"Preparing batches in the loop takes {format_share(prepared)} of the time"
         action = advice.prepare_in_workers(evidence, place, prepared)
         lines = [*evidence.phase_lines(), evidence.stall_line(), *evidence.cpu_lines()]
@@ -428,7 +426,7 @@ def _data(evidence: Evidence) -> Verdict | None:
         queue.append(evidence.say(text, depth=depth, capacity=capacity))
     headline = f"{what}: {{stall_fraction}} of the time is spent waiting for data."
     if figures.straggler_part == "data":
-        place = evidence.line_of(LOADING) or evidence.line_of(WAITING)
+        place = evidence.line_of("loading") or evidence.line_of("waiting")
         headline = f"{evidence.compare_ranks('wait')}: {what[:1].lower()}{what[1:]} there"
         headline += f"{place and ', at '}{place}."
     lines = [evidence.stall_line("{DATA_STALL}"), *evidence.rank_lines()]
