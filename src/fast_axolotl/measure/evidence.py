@@ -16,6 +16,11 @@ from fast_axolotl.record.units import format_bytes, format_duration, format_seco
 
 _ORIGINS = {"DATA_STALL": ": MLPerf Storage requires 90 % accelerator utilisation", "DISK_NEAR": ""}
 """Where a threshold comes from that is not our own choice, or says so itself."""
+_THRESHOLDS = {
+    name: f"threshold {100 * value:.0f} %{_ORIGINS.get(name, ': our choice')}"
+    for name, value in vars(thresholds).items()
+    if name.isupper()
+}
 
 _CAUSES = {
     "epoch": "at the start of an epoch",
@@ -192,7 +197,9 @@ class Evidence:
     def say(self, text: str, **words: object) -> str:
         """A sentence about the run: figures stand in it by their names, and are written with their
         units; thresholds in capitals, and are written with where they come from."""
-        return text.format_map(_Words(self.figures, words))
+        values = self.figures.figures
+        figures = {name: figure.format(values.get(name)) for name, figure in FIGURES.items()}
+        return text.format_map(_THRESHOLDS | figures | words)
 
     def lost_share(self, part: str) -> float:
         """Of the wall clock; nothing where it was not divided."""
@@ -366,17 +373,3 @@ class Evidence:
         if (self.figures.disk_share or 0.0) >= thresholds.DISK_NEAR:
             lines.append(self.say("reads use {disk_share} of the disk's capacity"))
         return lines
-
-
-class _Words(dict[str, object]):
-    """What stands in sentences; see ``Evidence.say``."""
-
-    def __init__(self, figures: RunSummary, words: Mapping[str, object]) -> None:
-        super().__init__(words)
-        self._figures = figures
-
-    def __missing__(self, name: str) -> str:
-        if name.isupper():
-            origin = _ORIGINS.get(name, ": our choice")
-            return f"threshold {100 * getattr(thresholds, name):.0f} %{origin}"
-        return FIGURES[name].format(self._figures.figures[name])
