@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from fast_axolotl.measure.ranks import RankFigures, add_up_looks
@@ -103,12 +104,12 @@ def fold_phases(
         loading=rank.loading,
         workers=ratio(loaded + idled, wall) or 0.0,
         visible=1.0 if idle is None or not beside else min(1.0, max(0.0, idle) / beside),
-        lines=_find_lines(rank, also),
+        lines=tuple(_find_lines(rank, also)),
         is_foreign=rank.record.start.source == "loop" and not any(map(inside.get, MODEL)),
     )
 
 
-def _find_lines(rank: RankFigures, also: str) -> tuple[CodeLine, ...]:
+def _find_lines(rank: RankFigures, also: str) -> Iterator[CodeLine]:
     """The lines that most of each phase was spent in. Of waits for workers, what these did."""
     phases: dict[str, dict[tuple[str, int, str], dict[str, float]]] = {}
     for stacks in rank.record.stacks:
@@ -124,7 +125,6 @@ def _find_lines(rank: RankFigures, also: str) -> tuple[CodeLine, ...]:
             calls[line.call] += line.seconds
     if "loading" in phases:
         phases.pop("waiting", None)
-    found = []
     for phase in dict.fromkeys(("loading", *_TOLD, also)):
         lines = phases.get(phase, {})
         sums = {where: sum(calls.values()) for where, calls in lines.items()}
@@ -133,18 +133,15 @@ def _find_lines(rank: RankFigures, also: str) -> tuple[CodeLine, ...]:
             if sums[where] < _LEAST_LINE * whole:
                 continue
             file, number, function = where
-            found.append(
-                CodeLine(
-                    phase=phase,
-                    file=file,
-                    line=number,
-                    function=function,
-                    call=max(lines[where], key=lines[where].__getitem__),
-                    seconds=sums[where],
-                    share=sums[where] / whole,
-                )
+            yield CodeLine(
+                phase=phase,
+                file=file,
+                line=number,
+                function=function,
+                call=max(lines[where], key=lines[where].__getitem__),
+                seconds=sums[where],
+                share=sums[where] / whole,
             )
-    return tuple(found)
 
 
 def looks_error(share: float, seconds: float) -> float:

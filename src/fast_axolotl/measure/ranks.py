@@ -40,7 +40,7 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from fast_axolotl.record import Histogram, ProfileWindow, RankRecord, StepBlock, thresholds
-from fast_axolotl.record.arithmetic import finite, middle, ratio, total
+from fast_axolotl.record.arithmetic import finite, known, middle, ratio, total
 from fast_axolotl.record.figures import RankSummary
 from fast_axolotl.record.waits import (
     LEAST_PRESENCE,
@@ -502,9 +502,7 @@ def _compare_windows(job: Job) -> float:
         own = next(rank for rank in job.ranks if rank.rank in seen)
     exposed = [rank.profiled_share("exposed_communication_seconds") for rank in job.ranks]
     job.figures["device_idle_fraction"] = own.profiled_share("device_idle_seconds")
-    job.figures["exposed_communication_fraction"] = max(
-        (share for share in exposed if share is not None), default=None
-    )
+    job.figures["exposed_communication_fraction"] = max(known(exposed), default=None)
     why, no_collective = seen[own.rank].reasons, "the profiler window contains no collective"
     job.reasons |= {
         "device_idle_fraction": why.get(

@@ -256,7 +256,7 @@ def _memory(evidence: Evidence) -> Verdict | None:
 
 def _swap(evidence: Evidence) -> Verdict | None:
     """The machine is short of memory."""
-    figures, lines = evidence.figures, evidence.memory_lines()
+    figures, lines = evidence.figures, [*evidence.memory_lines()]
     # A short pressure of the whole machine does not explain a long wait; where the run fills the
     # memory itself, less is enough.
     is_full = (figures.limit_share or 0.0) >= thresholds.MEMORY_NEAR
@@ -304,7 +304,7 @@ def _cpu(evidence: Evidence) -> Verdict | None:
         return None
     if subtype == "others" and (figures.cpu_cores or 0.0) < thresholds.LEAST_OWN_CORES:
         return None
-    lines = evidence.cpu_lines()
+    lines = [*evidence.cpu_lines()]
     if figures.cpu_cores is not None:
         lines.append(f"the run itself used {figures.cpu_cores:.1f} CPU cores on average")
     if figures.stall_fraction is not None:

@@ -18,7 +18,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -199,13 +199,12 @@ def open_system_file(folder: str | Path) -> LineWriter | None:
     return None if has_sampler(folder) else LineWriter(system_file(folder, node_name()))
 
 
-def find_new_ranks(folder: Path, known: set[tuple[str, int]]) -> list[int]:
+def find_new_ranks(folder: Path, known: set[tuple[str, int]]) -> Iterator[int]:
     """The processes of this node's ranks that have begun to record into a folder; ``known`` takes
     name and number of the files whose first line was read.
 
     It costs one listing of the folder, and a line of each new file.
     """
-    pids = []
     with suppress(OSError):
         for entry in os.scandir(folder):
             key = entry.name, entry.inode()
@@ -216,8 +215,7 @@ def find_new_ranks(folder: Path, known: set[tuple[str, int]]) -> list[int]:
                 continue  # its first line is still to come
             known.add(key)
             if isinstance(start, Start) and start.host == node_name() and _is_alive(start):
-                pids.append(start.pid)
-    return pids
+                yield start.pid
 
 
 def _is_visible(start: Start | SystemStart) -> bool:
