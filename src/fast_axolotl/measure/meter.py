@@ -32,7 +32,7 @@ from typing import Any, Literal, TypeVar
 
 from fast_axolotl._version import __version__
 from fast_axolotl.errors import UsageError
-from fast_axolotl.measure.batch_counts import BatchCounter, read_loader, ready_batches
+from fast_axolotl.measure.batch_counts import BatchCount, BatchCounter, read_loader, ready_batches
 from fast_axolotl.measure.blocks import BlockBuilder
 from fast_axolotl.measure.events import CudaEvents, EventPair, find_events
 from fast_axolotl.measure.sampler import SystemSampler
@@ -419,7 +419,8 @@ class Meter:
         self, count: int, *, trainable: int | None = None, padded: int | None = None
     ) -> None:
         """Add real tokens to the current step. Reported numbers replace counted ones."""
-        self._tracker.add_tokens(count, trainable, padded)
+        told = BatchCount(real_tokens=count, trainable_tokens=trainable, padded_tokens=padded)
+        self._tracker.add_tokens(told)
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:

@@ -24,7 +24,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from fast_axolotl.measure.batch_counts import BatchCount, add_known
+from fast_axolotl.measure.batch_counts import BatchCount
 from fast_axolotl.measure.events import CudaEvents, EventPair
 from fast_axolotl.record.schema import PhaseName
 
@@ -78,7 +78,8 @@ class Step:
     """Waits that gave no batch: the end of an epoch, a loader that raised."""
     counts: list[BatchCount] = field(default_factory=list)
     """Of every batch; complete once the step is folded."""
-    told_tokens: tuple[int, int | None, int | None] | None = None
+    told: BatchCount | None = None
+    """Tokens that the loop counted itself."""
     waits_by_cause: Counter[str] = field(default_factory=Counter)
     """Host waits with which an epoch or an iterator began."""
     depth_sum: int = 0
@@ -253,16 +254,12 @@ class StepTracker:
         per_step = second - first
         return first - per_step if first > _SKIPPING_FACTOR * per_step > 0 else 0
 
-    def add_tokens(self, count: int, trainable: int | None, padded: int | None) -> None:
+    def add_tokens(self, told: BatchCount) -> None:
         """Tokens that the loop counted itself."""
         if self._open is None:
             self._open = self._new(self._origin)
-        before = self._open.told_tokens or (0, 0, 0)
-        self._open.told_tokens = (
-            before[0] + count,
-            add_known(before[1], trainable),
-            add_known(before[2], padded),
-        )
+        before = self._open.told
+        self._open.told = told if before is None else before + told
 
     def add_span(self, name: str, seconds: float, pair: EventPair | None) -> None:
         """A span has ended. One outside of any step is reported with the next."""

@@ -34,7 +34,7 @@ from fast_axolotl.measure.ranks import (
     others_span_seconds,
 )
 from fast_axolotl.measure.verdict import judge
-from fast_axolotl.record import RunRecord, RunSummary, Verdict
+from fast_axolotl.record import RankRecord, RunRecord, RunSummary, Start, Verdict
 from fast_axolotl.record.arithmetic import finite, ratio, times, total
 from fast_axolotl.record.catalogue import FIGURES
 
@@ -76,24 +76,24 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     divided = fold.add_phases()
     for name, value in fold_ledger(record, job, divided, since).items():
         fold.put(name, value, "", "tokens")
-    draft = fold.build()
-    system, chosen = record.systems.get(draft.node), job.chosen
+    draft, rank = fold.build(), fold.rank
+    system = record.systems.get(draft.node)
     source = "" if record.system is None else record.system.start.source
-    error = None if chosen is None else chosen.stall_error
+    error = rank.stall_error
     if draft.stall_source == "stacks":
         error = looks_error(draft.stall_fraction or 0.0, draft.measured_seconds)
     # Any queue that is emptying, else the one of the rank that decides.
-    held = (rank.drain for rank in job.ranks if rank.drain is not None and not rank.drain.is_over)
+    drains = (one.drain for one in job.ranks if one.drain is not None and not one.drain.is_over)
     verdict = judge(
         Evidence(
             figures=draft,
             phases=divided,
-            source=source if chosen is None else chosen.record.start.source,
+            source=rank.record.start.source if job.ranks else source,
             stall_error=error,
-            drift=None if chosen is None else find_drift(chosen.steady_blocks),
+            drift=find_drift(rank.steady_blocks),
             skew_share=job.skew_share,
             slow_phase=job.straggler_phase if job.straggler_part == "compute" else "",
-            drain=next(held, None if chosen is None else chosen.drain),
+            drain=next(drains, rank.drain),
             interpreters=record.interpreters,
             killed=_find_kill(record),
             machine_oom_kills=growth(system.samples, "machine_oom_kills") or 0 if system else 0,
@@ -108,17 +108,18 @@ class _Fold:
 
     def __init__(self, record: RunRecord, job: Job) -> None:
         self.record, self.job, self.chosen = record, job, job.chosen
+        nobody = RankRecord(Start(time=0.0, pid=0, host="", version=""))
+        self.rank = job.chosen or fold_rank(nobody)
+        """The rank that decides; without any, one that recorded nothing."""
         self.values: dict[str, Any] = {}
         self.reasons: dict[str, str] = {}
-        ranks = list(record.ranks.values())
-        if self.chosen is not None:
-            ranks.append(self.chosen.record)
+        ranks = [*record.ranks.values(), self.rank.record]
         self._recorded = {name: text for rank in ranks for name, text in rank.reasons.items()}
-        self._is_outside = not ranks
+        self._is_outside = not record.ranks
         """Nobody recorded from inside the training process."""
         self.unseen = ""
         """Why there is no steady phase, if there is none."""
-        if ranks and (self.chosen is None or not self.chosen.steady.steps):
+        if not self.rank.steady.steps:
             self.unseen = "no step of the steady phase was recorded"
 
     def put(
@@ -227,14 +228,13 @@ class _Fold:
     def add_stall(self) -> None:
         """How much the job waited; how long the rank that decides did, in which pattern, and its
         ready queue and steps."""
-        rank, job = self.chosen, self.job
-        steady = rank.steady if rank else None
-        blocks = rank.steady_blocks if rank else ()
+        rank, job = self.rank, self.job
+        steady, blocks, waits = rank.steady, rank.steady_blocks, rank.waits
         self.values.update(
-            steps=steady.steps if steady else 0,
-            fetches=steady.fetches if steady else 0,
-            warmup_steps=rank.warmup.steps if rank else 0,
-            measured_seconds=steady.wall_seconds if steady else 0.0,
+            steps=steady.steps,
+            fetches=steady.fetches,
+            warmup_steps=rank.warmup.steps,
+            measured_seconds=steady.wall_seconds,
             stall_source=job.source,
         )
         first_step = blocks[0].first_step if blocks else None
@@ -244,23 +244,19 @@ class _Fold:
         self.put_steady(
             "device_stall_fraction", job.device_stall_fraction, "", "device_wait_seconds"
         )
-        waits = rank.waits if rank else None
         for name, share in {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}.items():
-            value = waits.quantile(share) if waits else None
-            self.put_steady(f"wait_{name}_seconds", value, "", "host_waits")
-            value = rank.step_times.quantile(share) if rank else None
-            self.put_steady(f"step_{name}_seconds", value)
-        pace = ratio(steady.steps, steady.wall_seconds) if steady else None
-        self.put_steady("steps_per_second", pace)
+            self.put_steady(f"wait_{name}_seconds", waits.quantile(share), "", "host_waits")
+            self.put_steady(f"step_{name}_seconds", rank.step_times.quantile(share))
+        self.put_steady("steps_per_second", ratio(steady.steps, steady.wall_seconds))
         # Shares of the host's waiting, by what happened meanwhile; the rest is the loader's.
         causes: dict[str, float] = {}
-        waited = steady.host_wait_seconds if steady else 0.0
+        waited = steady.host_wait_seconds
         for block in blocks if waited > 0 else ():
             for name, seconds in block.waits_by_cause.items():
                 causes[name] = causes.get(name, 0.0) + (finite(seconds) or 0.0) / waited
         if causes:
             causes["loader"] = max(0.0, 1.0 - sum(causes.values()))
-        pattern = find_pattern(waits, causes) if waits and steady and steady.fetches else None
+        pattern = find_pattern(waits, causes) if steady.fetches else None
         kind, fetches, follows = pattern or Pattern()
         self.values.update(
             waits_by_cause=dict(sorted(causes.items(), key=lambda item: -item[1])),
@@ -268,14 +264,14 @@ class _Fold:
             stall_period_of=follows,
         )
         self.put_steady("stall_period_fetches", fetches)
-        per_fetch = ratio(steady.count("samples"), steady.fetches) if steady else None
+        per_fetch = ratio(steady.count("samples"), steady.fetches)
         no_rows = "" if fetches is None else "samples were not counted"
         self.put_steady("stall_period_rows", times(fetches, per_fetch or None), no_rows)
         self.put_steady("queue_depth", mean_depth(blocks))
-        self.put("queue_capacity", find_capacity(rank.settings) if rank else None)
+        self.put("queue_capacity", find_capacity(rank.settings))
         # Seconds from the begin of the first fetch to a mark; from the start where it has no mark.
         first: dict[str, float] = {}
-        for mark in rank.record.marks if rank else ():
+        for mark in rank.record.marks:
             first.setdefault(mark.name, mark.t)
         for name in ("first_batch", "first_step"):
             since = finite(first[name] - first.get("first_fetch", 0.0)) if name in first else None
@@ -419,7 +415,7 @@ class _Fold:
 
     def add_job(self) -> None:
         """What ranks lose to each other, and what the meter itself costs."""
-        job, rank = self.job, self.chosen
+        job, rank, end = self.job, self.rank, self.rank.record.end
         unknown = "the sizes of tensor and context parallel groups are not known"
         for name, value in job.figures.items():
             put = self.put_steady if name.startswith("straggler") else self.put
@@ -428,17 +424,12 @@ class _Fold:
         self.values["straggler_part"] = job.straggler_part
         self.values["notes"] += tuple(filter(None, [job.reasons.get("data_parallel_size")]))
 
-        end = rank.record.end if rank else None
         per_fetch = ratio(end.overhead_seconds, end.overhead_fetches) if end else None
         reason = "the record ends before the meter wrote its own cost"
         if end is not None:
             reason = "the meter timed no fetch"
-        if rank is None:
-            reason = self.unseen
         self.put("overhead_seconds_per_fetch", per_fetch, reason)
-        share = None
-        if rank is not None:
-            share = ratio(times(per_fetch, rank.steady.fetches), rank.steady.wall_seconds)
+        share = ratio(times(per_fetch, rank.steady.fetches), rank.steady.wall_seconds)
         no_share = reason if per_fetch is None else self.unseen or reason
         self.put("overhead_fraction", share, no_share)
 
