@@ -217,14 +217,14 @@ def _fold_node(
     return {name: value for name, (value, _) in found.items()}, reasons
 
 
-def find_growth(system: SystemRecord | None, rank: RankFigures | None) -> tuple[Growth, ...]:
+def find_growth(system: SystemRecord | None, rank: RankFigures) -> tuple[Growth, ...]:
     """The parts of the memory that grow in the steady phase; first that which is full first.
 
     The slope is Theil and Sen's over all samples but those of the first third. What grows does so
     in each third of the others, half as fast or more as in all and in the first of them: what only
     warms up or fills does not.
     """
-    if system is None or rank is None or rank.steady_from is None or rank.steady_to is None:
+    if system is None or rank.steady_from is None or rank.steady_to is None:
         return ()
     begin = rank.steady_from + (rank.steady_to - rank.steady_from) / 3
     zero, own_zero = system.start.time, rank.record.start.time

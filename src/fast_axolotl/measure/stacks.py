@@ -362,35 +362,31 @@ class WorkerStart:
     def __call__(self, number: int) -> None:
         """Worker ``number`` starts."""
         with suppress(Exception):  # whatever it is, the worker has to load
-            own = _WorkerLooks(Path(self.folder) / f"{self.rank}-{os.getpid()}.jsonl")
-            Finalize(None, own.write, exitpriority=10)
+            _look_at_worker(Path(self.folder) / f"{self.rank}-{os.getpid()}.jsonl")
         if self.original is not None:
             self.original(number)
 
 
-class _WorkerLooks:
-    """Looks at the main thread of this process, and writes what they add up to."""
+def _look_at_worker(path: Path) -> None:
+    """Look at the main thread of this process, and append what the looks add up to."""
+    looks, begin = Looks(), time.monotonic()
+    due = begin + _LEAST_WRITE_SECONDS
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._looks = Looks()
-        self._begin = time.monotonic()
-        self._due = self._begin + _LEAST_WRITE_SECONDS
-        StackSampler(self._looks, lambda: WORKER, self._write_when_due).start()
-
-    def _write_when_due(self) -> None:
-        now = time.monotonic()
-        if now >= self._due:
-            age = now - self._begin
-            self._due = now + min(max(_LEAST_WRITE_SECONDS, age / 10), _MOST_WRITE_SECONDS)
-            self.write()
-
-    def write(self) -> None:
-        """Append what was seen since the last time."""
-        lines = list(map(astuple, self._looks.take_lines(_MOST_WORKER_LINES)))
-        seen = {"seconds": self._looks.take_phases().get("loading", 0.0), "lines": lines}
-        with suppress(OSError), self._path.open("a") as file:  # the run has ended, or a full disk
+    def write() -> None:
+        lines = list(map(astuple, looks.take_lines(_MOST_WORKER_LINES)))
+        seen = {"seconds": looks.take_phases().get("loading", 0.0), "lines": lines}
+        with suppress(OSError), path.open("a") as file:  # the run has ended, or a full disk
             file.write(json.dumps(seen) + "\n")
+
+    def write_when_due() -> None:
+        nonlocal due
+        now = time.monotonic()
+        if now >= due:
+            due = now + min(max(_LEAST_WRITE_SECONDS, (now - begin) / 10), _MOST_WRITE_SECONDS)
+            write()
+
+    StackSampler(looks, lambda: WORKER, write_when_due).start()
+    Finalize(None, write, exitpriority=10)
 
 
 class WorkerLines:

@@ -107,7 +107,7 @@ class _Fold:
     that is missing."""
 
     def __init__(self, record: RunRecord, job: Job) -> None:
-        self.record, self.job, self.chosen = record, job, job.chosen
+        self.record, self.job = record, job
         nobody = RankRecord(Start(time=0.0, pid=0, host="", version=""))
         self.rank = job.chosen or fold_rank(nobody)
         """The rank that decides; without any, one that recorded nothing."""
@@ -198,7 +198,7 @@ class _Fold:
         for rank in ranks:
             texts = [mark.text or mark.name for mark in rank.record.marks if mark.name in _NOTED]
             notes += [f"rank {rank.rank}: {text}" for text in dict.fromkeys(texts[:_MOST_NOTES])]
-        if self.chosen is not None and self.chosen.is_long_enough:
+        if self.rank.is_long_enough:
             # Ranks that recorded too little to decide, where another decides.
             notes += [
                 f"rank {rank.rank} is too short to judge: its steady phase has "
@@ -210,7 +210,7 @@ class _Fold:
         replaced = [one.settings["replacements"] for one in ranks if "replacements" in one.settings]
         names = tuple(dict.fromkeys(itertools.chain(*replaced))) if replaced else None
         self.put("replacements", names, "the record does not name them")
-        deciding = self.chosen.rank if self.chosen else None
+        deciding = self.rank.rank if ranks else None
         self.put("deciding_rank", deciding, "no rank left a record")
         self.values.update(
             run_dir=record.path,
@@ -376,7 +376,7 @@ class _Fold:
             self.put(name, value, reasons.get(name, ""), is_system=True)
         self.values["notes"] += tuple(notes)
         system = self.record.systems.get(values["node"])
-        self.values["growth"] = find_growth(system, self.chosen)
+        self.values["growth"] = find_growth(system, self.rank)
 
     def add_phases(self) -> Phases:
         """Where the time of a step goes, by looks at the stack of the rank that decides, or of the
@@ -384,21 +384,19 @@ class _Fold:
         values, slow = self.values, self.job.figures["straggler_rank"]
         is_slow = self.job.straggler_part == "compute"
         late = (one for one in self.job.ranks if is_slow and one.rank == slow)
-        rank = next(late, self.chosen)
+        rank = next(late, self.rank)
         idle = None
         if "cuda_memory" in values["settings"]:
             busy = values["gpu_utilization"]
             idle = values["device_idle_fraction"] if busy is None else 1.0 - busy
             idle = (idle or 0.0) - (self.job.device_stall_fraction or 0.0)
-        phases = Phases()
-        if rank is not None:
-            also = self.job.straggler_phase if is_slow else ""
-            phases = fold_phases(rank, self.job.host_stall_fraction, idle, also)
+        also = self.job.straggler_phase if is_slow else ""
+        phases = fold_phases(rank, self.job.host_stall_fraction, idle, also)
         for phase in ("preparing", *MODEL, "other"):
             share = phases.step.get(phase, 0.0) if phases.step else None
             self.put_steady(f"{phase}_fraction", share, "", "phases")
         values.update(phases=phases.step, where=phases.lines)
-        if rank is not None and rank.is_fed_unseen:
+        if rank.is_fed_unseen:
             # Then the stall is what the looks at the stack say.
             share = phases.step.get("waiting", 0.0) if phases.step else None
             if share is not None and idle is not None:
