@@ -337,6 +337,20 @@ def test_a_step_that_is_never_told_ends_before_memory_does() -> None:
     assert tracker.finish() is StepTracker().finish() is None
 
 
+def test_steps_that_are_not_told_any_more_are_counted_by_fetches(tmp_path: Path) -> None:
+    """A CUDA graph replays the optimizer from the 40th step on."""
+    clock = Clock()
+    with open_meter(tmp_path, clock) as meter:
+        for number, _ in enumerate(meter.watch(batches(clock, 400, 0.01))):
+            clock.sleep(0.09)
+            if number < 40:
+                meter.step()
+    rank = read_rank(tmp_path)
+    assert [mark.text[:13] for mark in rank.marks if mark.name == "note"] == ["the optimizer"]
+    assert total(rank, "steps") == pytest.approx(400, abs=40)
+    assert stall(steady(tmp_path)) == pytest.approx(0.1)
+
+
 def test_what_the_loop_counted_takes_the_place_of_what_was_counted(tmp_path: Path) -> None:
     clock = Clock()
     with open_meter(tmp_path, clock) as meter:

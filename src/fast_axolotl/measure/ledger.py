@@ -145,7 +145,8 @@ def _find_start(rank: RankFigures, begin: float, end: float) -> tuple[float, flo
         return max(0.0, origin + (finite(first.t) or took) - took - begin), 0.0
     # Spans before the first fetch are recorded with the first step.
     early = min(max(0.0, took - ((finite(first.t) or took) - fetched[0])), spans)
-    extra, usual = 0.0, ratio(rank.own_seconds, rank.steady.steps)
+    own_seconds = rank.steady.wall_seconds - _waits_of(rank.steady)
+    extra, usual = 0.0, ratio(own_seconds, rank.steady.steps)
     if first.first_step == 0 and first.walls and first.hosts and usual is not None:
         extra = max(0.0, (finite(first.walls[0]) or 0.0) - first.hosts[0] - usual)
     return max(0.0, origin + fetched[0] - begin - early), extra

@@ -251,7 +251,6 @@ class Meter:
         self._span_name = ""
         self._span_start = 0.0
         self._span_event: Any = None
-        self._is_loss_told = False
         self._begin_seconds = 0.0
         self._overhead_seconds = 0.0
         """What the meter itself took, but for what was hidden behind the device's work; of the
@@ -611,12 +610,9 @@ class Meter:
                 self._stacks_cpu_seconds = self._stacks.cpu_seconds
             self._note_device()
         self._blocks.add(step)
-        if self._tracker.is_lost and not self._is_loss_told:
-            self._is_loss_told = True
-            text = (
-                "the optimizer is not called any more (a CUDA graph?): steps are counted by fetches"
-            )
-            self._journal.mark("note", at=step.end, text=text)
+        if self._tracker.note:
+            self._journal.mark("note", at=step.end, text=self._tracker.note)
+            self._tracker.note = ""
         if step.end >= self._stacks_due:
             self._write_stacks(step.end)
 

@@ -112,8 +112,8 @@ class RankFigures:
     """What became of the ready queue, if it drained."""
     warmup: WaitTotals = field(default_factory=WaitTotals)
     steady: WaitTotals = field(default_factory=WaitTotals)
-    host_waits: Histogram = field(default_factory=Histogram)
-    device_waits: Histogram = field(default_factory=Histogram)
+    waits: Histogram = field(default_factory=Histogram)
+    """The waits of single fetches that the stall is made of."""
     step_times: Histogram = field(default_factory=Histogram)
     spans: dict[str, float] = field(default_factory=dict)
     steady_span_seconds: float = 0.0
@@ -126,17 +126,6 @@ class RankFigures:
     def rank(self) -> int:
         """Its number."""
         return self.record.start.rank
-
-    @property
-    def waits(self) -> Histogram:
-        """The waits of single fetches that the stall is made of."""
-        return self.device_waits if self.steady.source == "device" else self.host_waits
-
-    @property
-    def own_seconds(self) -> float | None:
-        """Steady time less the waits for data."""
-        stall = self.steady.stall_fraction
-        return None if stall is None else self.steady.wall_seconds * (1.0 - stall)
 
     @property
     def is_long_enough(self) -> bool:
@@ -250,10 +239,11 @@ def fold_rank(record: RankRecord) -> RankFigures:
         folded.warmup.add_block(block)
     for block in steady:
         folded.steady.add_block(block)
-        folded.host_waits.merge(block.host_waits)
-        folded.device_waits.merge(block.device_waits or {})
         folded.step_times.merge(block.step_times)
         folded.steady_span_seconds += total(block.spans.values()) or 0.0
+    for block in steady:
+        is_device = folded.steady.source == "device"
+        folded.waits.merge((block.device_waits if is_device else block.host_waits) or {})
     per_step = round(ratio(folded.steady.fetches, folded.steady.steps) or 1)
     if per_step > 1:
         # Where the trainer did not say it, it is what was counted.

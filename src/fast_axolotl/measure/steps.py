@@ -144,8 +144,10 @@ class StepTracker:
         self._accumulation = accumulation
         self._is_told = is_told
         self._fetches_at_tell: list[int] = []
-        self._lost_at: int | None = None
-        """The fetch from which on steps are counted by fetches, because none was told any more."""
+        self._was_lost = False
+        """Whether steps were counted by fetches once, because none was told any more."""
+        self.note = ""
+        """What the record is to say about it."""
         self._origin = origin
         self._warm_steps = 0
         self._open: Step | None = None
@@ -224,7 +226,7 @@ class StepTracker:
 
     def tell(self, now: float) -> Step | None:
         """The trainer says that a step has ended; the one before it, where no fetch ended that."""
-        if self._lost_at is not None:
+        if self._was_lost:
             self._is_told = True
         if not self._is_told:
             # What was taken for steps until now were fetches of this one: warm up from here.
@@ -295,20 +297,18 @@ class StepTracker:
         step = self._open
         return self._is_told and step is not None and bool(step.fetches) and step.told_at is None
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether steps were told and are not any more, as where a CUDA graph replays them."""
-        return self._lost_at is not None and not self._is_told
-
     def _find_lost(self, num_fetches: int) -> None:
-        """Count steps by fetches, once far more have come than a step has."""
+        """Count steps by fetches, once far more have come than a step has: steps were told and are
+        not any more, as where a CUDA graph replays them."""
         told = self._fetches_at_tell
-        if not self._is_told or self._lost_at is not None or len(told) < _LEAST_TOLD:
+        if not self._is_told or self._was_lost or len(told) < _LEAST_TOLD:
             return
         per_step = max(1, told[-1] - told[-2])
         if num_fetches > _LOST_FACTOR * (per_step + 1):
-            self._is_told, self._accumulation = False, per_step
-            self._lost_at = self.num_fetches
+            self._is_told, self._was_lost, self._accumulation = False, True, per_step
+            self.note = (
+                "the optimizer is not called any more (a CUDA graph?): steps are counted by fetches"
+            )
 
     def _new(self, start: float) -> Step:
         step = Step(start, self.num_fetches)
