@@ -247,7 +247,6 @@ class Meter:
         """Whether the time before the first fetch of a loop is timed."""
         self._is_due = False
         """Whether that time is a wait: the loop has begun. Else it lies between two loops."""
-        self._is_watch_fetch = False
         self._span_name = ""
         self._span_start = 0.0
         self._span_event: Any = None
@@ -293,16 +292,14 @@ class Meter:
         try:
             while True:
                 self.fetch_begin(ready_batches(iterator))
-                self._is_watch_fetch = True
                 iterator = iter(iterable) if iterator is None else iterator
                 try:
                     batch = next(iterator)
                 except StopIteration:
                     self.exhausted()
                     return
-                # Where a hook at the base iterator timed fetches meanwhile, those are the fetches.
-                if self._is_watch_fetch:
-                    self.fetch_end(batch)
+                # Where a hook at the base iterator has timed fetches meanwhile, none is open here.
+                self.fetch_end(batch)
                 yield batch
                 del batch  # what the loop has let go of is not held during the next fetch
         except GeneratorExit:
@@ -338,7 +335,6 @@ class Meter:
             self._take(tracker.begin_fetch(now))
             self._is_fetching = True
         tracker.see_queue(queue_depth)
-        self._is_watch_fetch = False
         if not self._is_early:
             self._fetch_event = self._blocks.record()
             self._fetch_start = self._clock()
@@ -551,7 +547,6 @@ class Meter:
         num_fetches = self._tracker.num_fetches - self._overhead_from
         self._journal.end(reason, error, self._overhead_seconds, num_fetches)
         self._blocks.close()
-        self._fetch_event = self._span_event = None
 
     def go_quiet(self) -> None:
         """Stop measuring and do not touch the record any more, as a forked child does."""

@@ -171,11 +171,9 @@ class RunRecord:
         Trainers log on one rank, or the same on all. The rank that decides about the data may be
         another one from run to run, and losses of two runs are to be compared.
         """
-        for number in sorted(self.ranks):
-            logs = [line for line in self.ranks[number].logs if "loss" in line.values]
-            if logs:
-                return logs
-        return []
+        logs = (rank.logs for _, rank in sorted(self.ranks.items()))
+        losses = ([line for line in lines if "loss" in line.values] for lines in logs)
+        return next(filter(None, losses), [])
 
 
 class LineWriter:
