@@ -87,7 +87,7 @@ class SystemSampler:
         self._interval_seconds = interval_seconds
         self._clock = clock
         self._proc = proc
-        self._gpu = gpu
+        self._gpu = gpu or open_gpus()
         self._on_sample = on_sample
         self._tree = processes.ProcessTree(root_pid, proc=proc, exclude_pids=exclude_pids)
         self._rank_folder = None if rank_folder is None else Path(rank_folder).absolute()
@@ -132,8 +132,6 @@ class SystemSampler:
         """The record's first line, after a probe of up to two seconds, and the first sample."""
         if self.begun is not None:
             return self.begun
-        if self._gpu is None:
-            self._gpu = open_gpus()
         limit_bytes = None if self._cgroup is None else self._cgroup.limit_bytes()
         reasons: dict[str, str] = {}
         if not processes.has_procfs(self._proc):
@@ -201,8 +199,7 @@ class SystemSampler:
         self._write(End(t=t, reason=reason, error=error or self.failure))
         if self._writer is not None:
             self._writer.close()
-        if self._gpu is not None:
-            self._gpu.close()
+        self._gpu.close()
 
     def _pause(self) -> float:
         return max(self._interval_seconds, self._last_cost / _SAMPLE_SHARE)
@@ -229,7 +226,7 @@ class SystemSampler:
             oom_kills=None if self._cgroup is None else self._cgroup.oom_kills(),
             device_reads=None if requests is None else requests[0],
             device_read_bytes=None if requests is None else requests[1],
-            gpus=() if self._gpu is None else self._gpu.read(self._tree.pids),
+            gpus=self._gpu.read(self._tree.pids),
         )
         self._last_cost = time.thread_time() - cpu_begin
         has_grown = (sample.rss_bytes or 0) > _PSS_GROWTH * self._pss_rss_bytes

@@ -331,10 +331,7 @@ def _read_file(file: Path, record: RunRecord) -> RankRecord | SystemRecord | Non
                         f"{schema.SCHEMA}: install a newer fast-axolotl",
                         path=str(file),
                     )
-                if isinstance(line, schema.Start):
-                    home = RankRecord(start=line)
-                else:
-                    home = SystemRecord(start=line)
+                home = RankRecord(line) if isinstance(line, schema.Start) else SystemRecord(line)
             elif home is not None and line is not None:
                 home.add(line)
     return home
