@@ -162,8 +162,8 @@ class BatchCounter:
         self.reasons: dict[str, str] = {}
         """Why something is missing, by the name of the figure."""
         self._on_reason = on_reason
-        self._waiting: list[tuple[dict[str, Any], Any, BatchCount, bool]] = []
-        """What counting needs of a batch, its shape, where counts go, whether to look closer."""
+        self._waiting: list[tuple[dict[str, Any], BatchCount, bool]] = []
+        """What counting needs of a batch, where counts go, whether to look closer."""
         self._num_batches = 0
 
     def count(self, batch: Any, *, is_patient: bool = False) -> BatchCount:
@@ -179,7 +179,7 @@ class BatchCounter:
             if isinstance(batch, UserDict):  # a tokenizer's, slow to ask
                 batch = batch.data
             ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
-            shape = getattr(ids, "shape", None) or ()
+            shape: Any = getattr(ids, "shape", None) or ()
             samples = shape[0] if len(shape) > 1 else self._count_samples(batch)
             found = BatchCount(samples=samples, num_bytes=_count_bytes(batch))
             if not shape:
@@ -190,7 +190,7 @@ class BatchCounter:
                 self._note(_ON_DEVICE, *_TOKEN_RATES)
                 return found
             held = {name: batch[name] for name in _COLUMNS if name in batch}
-            self._waiting.append((held, shape, found, is_looked_at))
+            self._waiting.append((held, found, is_looked_at))
             if not is_patient or len(self._waiting) >= _MOST_WAITING:
                 self.settle()
         except Exception as error:  # noqa: BLE001
@@ -201,9 +201,9 @@ class BatchCounter:
     def settle(self) -> None:
         """Count the tokens of the batches that wait for it."""
         waiting, self._waiting = self._waiting, []
-        for held, shape, found, is_looked_at in waiting:
+        for held, found, is_looked_at in waiting:
             try:
-                self._count_arrays(held, shape, found, is_looked_at=is_looked_at)
+                self._count_arrays(held, found, is_looked_at)
             except Exception as error:  # noqa: BLE001
                 self._note_failure(error)
                 found.real_tokens = found.trainable_tokens = found.padded_tokens = None
@@ -239,9 +239,8 @@ class BatchCounter:
                 if self._on_reason is not None:
                     self._on_reason(figure, sentence)
 
-    def _count_arrays(
-        self, batch: Mapping[str, Any], shape: Any, found: BatchCount, *, is_looked_at: bool
-    ) -> None:
+    def _count_arrays(self, batch: dict[str, Any], found: BatchCount, is_looked_at: bool) -> None:
+        shape = batch["input_ids"].shape
         labels = _column(batch, "labels", shape)
         if labels is None:
             self._note(_NO_LABELS, "trainable_tokens_per_second")

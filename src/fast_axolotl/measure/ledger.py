@@ -46,12 +46,12 @@ _PARTS_BETWEEN = {
 """What they saw between loops; the rest stays there."""
 
 
-def find_clock(record: RunRecord, chosen: RankFigures | None) -> tuple[float, float]:
+def find_clock(record: RunRecord, chosen: RankFigures) -> tuple[float, float]:
     """When the run began, and the last that is known of it, in seconds since 1970.
 
     Only by lines of one machine: clocks of several differ.
     """
-    host = None if chosen is None else chosen.record.start.host
+    host = chosen.record.start.host
     times, ends = [], []
     for rank in record.ranks.values():
         if rank.start.host == host:
@@ -59,7 +59,7 @@ def find_clock(record: RunRecord, chosen: RankFigures | None) -> tuple[float, fl
             last = [*rank.blocks[-1:], *rank.marks[-1:], *rank.phases[-1:], rank.end]
             ends += [rank.start.time + line.t for line in last if line is not None]
     for node, system in record.systems.items():
-        if host is None or (node == host and record.is_first_training):
+        if not record.ranks or (node == host and record.is_first_training):
             times.append(system.start.time)
             seen = [*system.samples[-1:], system.end]
             ends += [system.start.time + line.t for line in seen if line is not None]
@@ -89,7 +89,7 @@ def fold_ledger(
         # The ranks of one model see the same tokens.
         tokens *= groups / len(readers)
     values = {"duration_seconds": whole, "goodput_tokens_per_second": ratio(tokens, whole)}
-    if chosen is None or not whole:
+    if not ranks or not whole:
         return values
 
     both = (chosen.warmup, chosen.steady)

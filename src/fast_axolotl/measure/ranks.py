@@ -39,7 +39,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from fast_axolotl.record import Histogram, ProfileWindow, RankRecord, StepBlock, thresholds
+from fast_axolotl.record import Histogram, ProfileWindow, RankRecord, Start, StepBlock, thresholds
 from fast_axolotl.record.arithmetic import finite, known, middle, ratio, total
 from fast_axolotl.record.figures import RankSummary
 from fast_axolotl.record.waits import (
@@ -375,9 +375,9 @@ class Job:
     """What all ranks lose together to waiting for data, and to each other."""
 
     ranks: Sequence[RankFigures]
-    chosen: RankFigures | None = None
+    chosen: RankFigures = field(init=False)
     """The rank that decides about the data: it causes most of the waiting, of those that recorded
-    enough to be judged; or it reads for all."""
+    enough to be judged; or it reads for all. Without ranks, one that recorded nothing."""
     source: StallSource = ""
     host_stall_fraction: float | None = None
     device_stall_fraction: float | None = None
@@ -432,8 +432,9 @@ def _fold_stall(job: Job) -> None:
     steady = [rank for rank in job.ranks if rank.steady.steps and rank.steady.wall_seconds > 0]
     steps = find_common_steps([rank.steady_blocks for rank in steady])
     if readers or len(steady) < 2 or not steps:
-        job.chosen = max(readers or steady or list(job.ranks), key=_own_waiting, default=None)
-        own = job.chosen.steady if job.chosen else WaitTotals()
+        nobody = fold_rank(RankRecord(Start(time=0.0, pid=0, host="", version="")))
+        job.chosen = max(readers or steady or job.ranks or [nobody], key=_own_waiting)
+        own = job.chosen.steady
         job.source, job.host_stall_fraction = own.source, own.host_stall_fraction
         job.device_stall_fraction = own.device_stall_fraction
         return
@@ -488,7 +489,7 @@ def _compare_windows(job: Job) -> float:
     if not seen:
         return 0.0
     own = job.chosen
-    if own is None or own.window is None:
+    if own.window is None:
         own = next(rank for rank in job.ranks if rank.rank in seen)
     exposed = [rank.profiled_share("exposed_communication_seconds") for rank in job.ranks]
     job.figures["device_idle_fraction"] = own.profiled_share("device_idle_seconds")

@@ -34,7 +34,7 @@ from fast_axolotl.measure.ranks import (
     others_span_seconds,
 )
 from fast_axolotl.measure.verdict import judge
-from fast_axolotl.record import RankRecord, RunRecord, RunSummary, Start, Verdict
+from fast_axolotl.record import RunRecord, RunSummary, Verdict
 from fast_axolotl.record.arithmetic import finite, ratio, times, total
 from fast_axolotl.record.catalogue import FIGURES
 
@@ -76,10 +76,10 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     divided = fold.add_phases()
     for name, value in fold_ledger(record, job, divided, since).items():
         fold.put(name, value, "", "tokens")
-    draft, rank = fold.build(), fold.rank
+    draft, chosen = fold.build(), job.chosen
     system = record.systems.get(draft.node)
     source = "" if record.system is None else record.system.start.source
-    error = rank.stall_error
+    error = chosen.stall_error
     if draft.stall_source == "stacks":
         error = looks_error(draft.stall_fraction or 0.0, draft.measured_seconds)
     # Any queue that is emptying, else the one of the rank that decides.
@@ -88,12 +88,12 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
         Evidence(
             figures=draft,
             phases=divided,
-            source=rank.record.start.source if job.ranks else source,
+            source=chosen.record.start.source if job.ranks else source,
             stall_error=error,
-            drift=find_drift(rank.steady_blocks),
+            drift=find_drift(chosen.steady_blocks),
             skew_share=job.skew_share,
             slow_phase=job.straggler_phase if job.straggler_part == "compute" else "",
-            drain=next(drains, rank.drain),
+            drain=next(drains, chosen.drain),
             interpreters=record.interpreters,
             killed=_find_kill(record),
             machine_oom_kills=growth(system.samples, "machine_oom_kills") or 0 if system else 0,
@@ -107,16 +107,11 @@ class _Fold:
     that is missing."""
 
     def __init__(self, record: RunRecord, job: Job) -> None:
-        self.record, self.job = record, job
-        nobody = RankRecord(Start(time=0.0, pid=0, host="", version=""))
-        self.rank = job.chosen or fold_rank(nobody)
-        """The rank that decides; without any, one that recorded nothing."""
+        self.record, self.job, self.rank = record, job, job.chosen
         self.values: dict[str, Any] = {}
         self.reasons: dict[str, str] = {}
         ranks = [*record.ranks.values(), self.rank.record]
         self._recorded = {name: text for rank in ranks for name, text in rank.reasons.items()}
-        self._is_outside = not record.ranks
-        """Nobody recorded from inside the training process."""
         self.unseen = ""
         """Why there is no steady phase, if there is none."""
         if not self.rank.steady.steps:
@@ -134,7 +129,7 @@ class _Fold:
         recorded = [self._recorded[key] for key in (name, *sources) if key in self._recorded]
         if recorded and not is_system:
             self.reasons[name] = recorded[0]
-        elif self._is_outside and not is_system:
+        elif not self.record.ranks and not is_system:
             self.reasons[name] = "the training process was not measured from inside"
         elif reason or name in FIGURES:
             self.reasons[name] = reason or FIGURES[name].missing
