@@ -325,7 +325,7 @@ class Pattern(NamedTuple):
 
 def find_pattern(waits: Histogram, waits_by_cause: Mapping[str, float]) -> Pattern:
     """The pattern of all waits, by how many of them are long, given what caused them."""
-    bins = sorted(waits.items(), reverse=True)
+    bins = sorted(waits.durations(), reverse=True)
     whole = sum(map(math.prod, bins))
     left, least = whole / 2, 0.0
     for seconds, count in bins:
@@ -337,10 +337,10 @@ def find_pattern(waits: Histogram, waits_by_cause: Mapping[str, float]) -> Patte
     number, held = sum(count for _, count in long), sum(map(math.prod, long))
     if number < 2 or not whole:
         return Pattern()
-    period = waits.count / number
+    period = waits.total() / number
     if waits_by_cause.get("epoch", 0.0) >= thresholds.MOST_WAITING:
         return Pattern("periodic", period, "epoch")  # no queue reaches across epochs
-    if number > _MOST_LONG * waits.count or held < _LEAST_HELD * whole:
+    if number > _MOST_LONG * waits.total() or held < _LEAST_HELD * whole:
         return Pattern()
     return Pattern("burst" if period <= DEEPEST_QUEUE else "periodic", period, "rows")
 
