@@ -30,20 +30,15 @@ _PARTS_OF_SPANS = {
     "resume": "resume",
 }
 """Spans of other names belong to the rest."""
-_PARTS_BESIDE = {
+_PARTS_OF_LOOKS = {
     "preparing": "preparing",
-    "other": "code",
-    "checkpoint": "checkpoint",
-    "evaluation": "evaluation",
-}
-"""What looks at the stack saw in steps, beside the model."""
-_PARTS_BETWEEN = {
     "data": "preparing",
-    "preparing": "preparing",
     "checkpoint": "checkpoint",
     "evaluation": "evaluation",
+    "other": "code",
 }
-"""What they saw between loops; the rest stays there."""
+"""What looks at the stack saw in steps, beside the model, and between loops. Other code between
+loops stays there."""
 
 
 def find_clock(record: RunRecord, chosen: RankFigures) -> tuple[float, float]:
@@ -110,7 +105,7 @@ def fold_ledger(
     is_apart = exposed is not None or job.world_size < 2
     working = max(0.0, loop - data - communication - first_step - sum(spans.values()))
     rest = sum(share for phase, share in phases.step.items() if phase != "waiting") or 1.0
-    beside = {part: working * phases.cost(phase) / rest for phase, part in _PARTS_BESIDE.items()}
+    beside = {phase: working * phases.cost(phase) / rest for phase in _PARTS_OF_LOOKS}
     compute, unknown = "compute", "compute_and_communication"
     if not is_apart:
         compute, unknown = unknown, compute
@@ -119,12 +114,10 @@ def fold_ledger(
     parts |= {"data": data, "startup": startup, "first_step": first_step}
     for name, part in _PARTS_OF_SPANS.items():
         parts[part] += spans[name]
-    for part, seconds in beside.items():
-        parts[part] += seconds
-    for phase, part in _PARTS_BETWEEN.items():
-        moved = spans["between"] * phases.between.get(phase, 0.0)
+    for phase, part in _PARTS_OF_LOOKS.items():
+        moved = spans["between"] * phases.between.get(phase, 0.0) if phase != "other" else 0.0
         parts["between"] -= moved
-        parts[part] += moved
+        parts[part] += beside[phase] + moved
     known = sum(parts.values())
     if known > whole:
         # Times of a device, or of two files, overlap a little.

@@ -77,11 +77,11 @@ _BY_NAME: tuple[tuple[str, str], ...] = (
     (r"_*(get|next|load|fetch|read|make|sample|prepare)_(\w+_)?batch(es)?", "preparing"),
 )
 """Name of a function → likewise."""
-_INSIDE_A_WAIT = (
-    (r"/torch/utils/data/dataloader\.py", "_next_index", "sampler"),
-    (r"/multiprocessing/process\.py", "start", "start"),
-)
-"""File and function → what a wait goes to that no worker can take over."""
+_INSIDE_A_WAIT = {
+    "_next_index": (r"/torch/utils/data/dataloader\.py", "waiting/sampler"),
+    "start": (r"/multiprocessing/process\.py", "waiting/start"),
+}
+"""Name of a function, and its file → the part of a wait that no worker can take over."""
 _QUEUES = re.compile(
     r"/(queue|selectors|multiprocessing/\w+|concurrent/futures/_base|asyncio/\w+)\.py$"
 )
@@ -123,12 +123,8 @@ class _Code:
             self.is_library and name in _QUEUE_CALLS and _QUEUES.search(path) is not None
         )
         self.evidence = self._find_evidence(path, name)
-        told = (
-            what
-            for pattern, function, what in _INSIDE_A_WAIT
-            if name == function and re.search(pattern, path)
-        )
-        self.inside = next(told, "")
+        pattern, inside = _INSIDE_A_WAIT.get(name, ("", ""))
+        self.inside = inside if re.search(pattern, path) else ""
         self.lines: dict[str, tuple[int, int]] = {}
         """The first and the last line below which something of the loop was under way: fetch,
         model, step."""
@@ -205,12 +201,11 @@ class Looks:
     def _read(self, frame: FrameType, place: str, busy: bool) -> Place:
         stack: list[tuple[_Code, int]] = []
         current: FrameType | None = frame
-        evidence, at, has_user_code = "", 0, False
+        evidence, at = "", 0
         while current is not None:
             known = self._know(current.f_code)
             if known.evidence and not (known.evidence == "optimizer" and evidence):
                 evidence, at = known.evidence, len(stack)
-                has_user_code = any(not inner.is_library for inner, _ in stack)
             stack.append((known, current.f_lineno or 0))
             current = current.f_back
         if place == WORKER:
@@ -218,9 +213,7 @@ class Looks:
             return Place("loading" if is_loading else "idle", *_find_line(stack))
         if not evidence and any(known.is_queue for known, _ in stack[:4]):
             evidence = "data"
-        phase = evidence
-        if place == "waiting":
-            phase = "waiting"
+        phase = "waiting" if place == "waiting" else evidence
         if phase in ("waiting", "data", "forward"):
             kind = "model" if phase == "forward" else "fetch"
             for known, line in stack[at + 1 :]:
@@ -232,9 +225,8 @@ class Looks:
             is_preparing = next((answer for answer in told if answer is not None), False)
             phase = "preparing" if is_preparing else "other"
         if phase == "waiting":
-            inside = (known.inside for known, _ in stack)
-            phase = next((f"waiting/{name}" for name in inside if name), phase)
-        if phase == "backward" and not busy and not has_user_code:
+            phase = next((known.inside for known, _ in stack if known.inside), phase)
+        if phase == "backward" and not busy and all(known.is_library for known, _ in stack[:at]):
             phase = "backward/idle"
         if place not in ("", "waiting"):
             phase = f"{place}/{phase}"
