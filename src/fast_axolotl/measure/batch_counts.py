@@ -70,15 +70,13 @@ _MOST_WRAPPERS = 8
 
 def read_loader(loader: Any) -> dict[str, Any]:
     """The settings of a loader, or of its iterator; empty where it is none of torch's kind."""
-    workers = _ask(loader, "num_workers")
     for _ in range(_MOST_WRAPPERS):
-        if loader is None or isinstance(workers, int):
+        if isinstance(workers := _ask(loader, "num_workers"), int):
             break
         # Never by its truth: the length of a loader may be worth a whole plan of packs.
         held = (_ask(loader, name) for name in _WRAPPED)
         loader = next((inner for inner in held if inner is not None), None)
-        workers = _ask(loader, "num_workers")
-    if not isinstance(workers, int):
+    else:
         return {}
     size = _ask(loader, "batch_size")
     settings = {

@@ -659,17 +659,16 @@ class Meter:
 
 def _read_cuda() -> dict[str, Any]:
     """The memory that torch has taken of the device of this process, where it uses one."""
-    found: dict[str, Any] = {}
-    with suppress(AttributeError, RuntimeError):  # no torch, an older one, a device that is lost
-        cuda = sys.modules["torch"].cuda if "torch" in sys.modules else None
-        if cuda is not None and cuda.is_initialized():
-            device = cuda.get_device_properties(cuda.current_device())
-            found["cuda_memory"] = {
-                "total": device.total_memory,
+    with suppress(KeyError, AttributeError, RuntimeError):  # no torch, a device that is lost
+        cuda = sys.modules["torch"].cuda
+        if cuda.is_initialized():
+            held = {
+                "total": cuda.get_device_properties(cuda.current_device()).total_memory,
                 "reserved_peak": cuda.max_memory_reserved(),
                 "allocated_peak": cuda.max_memory_allocated(),
             }
-    return found
+            return {"cuda_memory": held}
+    return {}
 
 
 @functools.cache

@@ -146,11 +146,8 @@ def read_rank(environment: Mapping[str, str] | None = None) -> tuple[int, int, i
     variables = os.environ if environment is None else environment
     if variables.get("RANK", "").isdigit():
         local = variables.get("LOCAL_RANK", "")
-        return (
-            int(variables["RANK"]),
-            int(variables.get("WORLD_SIZE", "1")),
-            int(local) if local.isdigit() else 0,
-        )
+        local_rank = int(local) if local.isdigit() else 0
+        return int(variables["RANK"]), int(variables.get("WORLD_SIZE", "1")), local_rank
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size(), 0
