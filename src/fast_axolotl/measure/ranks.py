@@ -450,22 +450,17 @@ def _fold_stall(job: Job) -> None:
     )
     wall = max(0.0, wall_between(chosen.steady_blocks, steps) - others_span_seconds(chosen, whole))
     timed = chosen.steady.device_wall_seconds if is_device else chosen.steady.wall_seconds
-    known = wall * timed / chosen.steady.wall_seconds
-
-    def share(seconds: float) -> float:
-        return min(1.0, ratio(seconds, known) or 0.0)
-
-    job.source, job.host_stall_fraction = "host", share(sum(waits))
+    stall = min(1.0, ratio(sum(waits), wall * timed / chosen.steady.wall_seconds) or 0.0)
+    job.source, job.host_stall_fraction = "host", stall
     if is_device:
-        job.source, job.device_stall_fraction = "device", share(sum(waits))
+        job.source, job.device_stall_fraction = "device", stall
         # Once steps are condensed, their waits are those of the device alone; then the host's are
         # at least what one rank waits.
         if all(block.hosts is not None for own in blocks for block in own):
             host_seconds = sum(fold_waits(blocks, steps, "host"))
             job.host_stall_fraction = min(1.0, ratio(host_seconds, wall) or 0.0)
         else:
-            shares = (rank.steady.host_stall_fraction or 0.0 for rank in steady)
-            job.host_stall_fraction = max(shares)
+            job.host_stall_fraction = max(rank.steady.host_stall_fraction or 0.0 for rank in steady)
 
 
 def _own_waiting(rank: RankFigures) -> tuple[bool, float, int, int]:
