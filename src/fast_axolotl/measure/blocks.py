@@ -126,10 +126,7 @@ class BlockBuilder:
     """Records events, folds the steps whose events have passed, and writes blocks of them."""
 
     def __init__(
-        self,
-        journal: Journal,
-        counter: BatchCounter,
-        find_events: Callable[[], CudaEvents | None],
+        self, journal: Journal, counter: BatchCounter, find_events: Callable[[], CudaEvents | None]
     ) -> None:
         self.take_phases: Callable[[], dict[str, float]] = dict
         """Seconds by what looks at the stack have seen since the last call."""

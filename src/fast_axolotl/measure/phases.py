@@ -24,7 +24,7 @@ from fast_axolotl.record.figures import CodeLine
 MODEL = ("forward", "backward", "optimizer")
 _BESIDE = ("preparing", "checkpoint", "evaluation", "other")
 """Those that a GPU may hide."""
-_SAME = {"backward/idle": "backward", "evaluate": "evaluation"}
+_SAME = {"backward/idle": "backward", "evaluate": "evaluation", "waiting/sampler": "sampler"}
 _LEAST_SECONDS = 0.5
 """Of looks, to divide anything by."""
 _TOLD = ("waiting", "sampler", "preparing", "checkpoint", "evaluation", "other", "between")
@@ -112,14 +112,11 @@ def fold_phases(
 def _find_lines(rank: RankFigures, also: str) -> Iterator[CodeLine]:
     """The lines that most of each phase was spent in. Of waits for workers, what these did."""
     phases: dict[str, dict[tuple[str, int, str], dict[str, float]]] = {}
+    same = _SAME | {"data": "waiting" if rank.is_fed_unseen else "preparing"}
     for stacks in rank.record.stacks:
         for line in stacks.lines:
             outer = line.phase.partition("/")[0]
-            phase = _SAME.get(line.phase, _SAME.get(outer, outer))
-            if line.phase == "waiting/sampler":
-                phase = "sampler"
-            if phase == "data":
-                phase = "waiting" if rank.is_fed_unseen else "preparing"
+            phase = same.get(line.phase, same.get(outer, outer))
             where = (line.file, line.line, line.function)
             calls = phases.setdefault(phase, {}).setdefault(where, defaultdict(float))
             calls[line.call] += line.seconds

@@ -185,19 +185,15 @@ class ProcessTree:
 
     def _admit(self) -> None:
         """Takes new processes in."""
-        try:
+        listed: set[int] = set()
+        with suppress(OSError):
             listed = {int(name) for name in os.listdir(self._proc) if name.isdigit()}  # noqa: PTH208 - cheaper
-        except OSError:
-            listed = set()
         if self._samples % _FORGET_EVERY == 0:
             self._foreign = set()
         self._foreign &= listed
-        new = listed - self._foreign - self._members.keys()
+        new = listed - self._excluded - self._foreign - self._members.keys()
         found = (read_stat(pid, proc=self._proc) for pid in sorted(new))
         stats = {stat.pid: stat for stat in found if stat is not None}
-        for pid in self._excluded & stats.keys():
-            self._foreign.add(pid)
-            del stats[pid]
         root = stats.get(self.root_pid)
         if root is not None and self._root_ticks in (None, root.start_ticks):
             self._root_ticks = root.start_ticks

@@ -180,7 +180,7 @@ def find_running_nodes(folder: Path) -> list[str]:
     return [
         path.stem.removeprefix("system-")
         for path in sorted(folder.glob(SYSTEM_FILES))
-        if find_writer(path) is not None or _is_fresh(path, only_empty=True)
+        if find_writer(path) is not None or (read_start(path) is None and _is_fresh(path))
     ]
 
 
@@ -230,10 +230,8 @@ def _is_alive(start: Start | SystemStart) -> bool:
         return False
 
 
-def _is_fresh(path: Path, *, only_empty: bool = False) -> bool:
+def _is_fresh(path: Path) -> bool:
     """Whether a file was written within the last minute."""
     with suppress(OSError):
-        stat = path.stat()
-        is_wanted = not (only_empty and stat.st_size)
-        return is_wanted and time.time() - stat.st_mtime < _FRESH_SECONDS
+        return time.time() - path.stat().st_mtime < _FRESH_SECONDS
     return False
