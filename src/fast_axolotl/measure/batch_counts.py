@@ -144,8 +144,8 @@ class BatchCount:
     sequence_squares: int = 0
 
     def __add__(self, other: BatchCount) -> BatchCount:
-        names = BatchCount.__slots__
-        sums: Any = {name: add_known(getattr(self, name), getattr(other, name)) for name in names}
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in self.__slots__}
+        sums: Any = {name: None if None in pair else sum(pair) for name, pair in pairs.items()}
         return BatchCount(**sums)
 
 
@@ -299,17 +299,13 @@ def _count_bytes(batch: Any) -> int | None:
 
 
 def _flag_before_padding(ids: Any, pad_token_id: int) -> Any:
-    """Which positions come no later than the last one of their row that is no padding; ``None`` of
-    unusual arrays.
+    """Which positions come no later than the last one of their row that is no padding.
 
     Where a text ends in the very token that rows are padded with, that one token is not counted.
     """
-    try:
-        flags = ids != pad_token_id
-        for row in flags.reshape(-1, ids.shape[-1]):
-            row[: len(row) - int(row[::-1].argmax()) if row.any() else 0] = True
-    except (AttributeError, IndexError, TypeError, ValueError):
-        return None
+    flags = ids != pad_token_id
+    for row in flags.reshape(-1, ids.shape[-1]):
+        row[: len(row) - int(row[::-1].argmax()) if row.any() else 0] = True
     return flags
 
 
@@ -361,8 +357,3 @@ def _view(array: Any) -> Any:
         return array.numpy()
     except TypeError:
         return array.float().numpy()
-
-
-def add_known(first: int | None, second: int | None) -> int | None:
-    """The sum; ``None`` where either could not be counted."""
-    return None if first is None or second is None else first + second

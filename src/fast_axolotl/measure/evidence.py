@@ -215,8 +215,7 @@ class Evidence:
 
     def line_of(self, phase: str) -> str:
         """The line of code that most of a phase was spent in; empty where it is not known."""
-        line = next((line for line in self.figures.where if line.phase == phase), None)
-        return "" if line is None else line.place
+        return next((line.place for line in self.figures.where if line.phase == phase), "")
 
     def phase_lines(self) -> Iterator[str]:
         """How the looks at the stack divide a step, and where the rest of it was spent."""

@@ -69,7 +69,6 @@ _SIZES = {
 }
 """Setting → names of the same in a framework's configuration."""
 
-
 LEAST_LOOKED_SECONDS = 3.0
 """Of looks, to tell how long a rank works. Ours: sixty looks."""
 LEAST_WORK_SHARE = 0.05

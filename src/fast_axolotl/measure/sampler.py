@@ -51,8 +51,6 @@ _SLACK = 0.9
 _PATIENCE_SECONDS = 5.0
 """Reading of a process that hangs inside the kernel can hang, too."""
 
-_NO_DATA = "no path of the data was given: use --data-path"
-
 
 class SystemSampler:
     """Watches one process tree from ``start`` to ``stop``."""
@@ -138,13 +136,11 @@ class SystemSampler:
             reasons["processes"] = "this is only available on Linux: there is no /proc here"
         if limit_bytes is None:
             reasons["limit_bytes"] = "no cgroup above the process sets a memory limit"
-        capacity, reasons["disk_bytes_per_second"] = None, _NO_DATA
+        capacity, why = None, "no path of the data was given: use --data-path"
         if (path := self._data_path) is not None:
             capacity, why = probe_capacity(path, proc=self._proc)
-            reasons["disk_bytes_per_second"] = why
             self._device = find_numbers(path, proc=self._proc)
-        if self._gpu.reason:
-            reasons["gpus"] = self._gpu.reason
+        reasons |= {"disk_bytes_per_second": why, "gpus": self._gpu.reason}
         usage = processes.read_usage(self._processors, proc=self._proc)
         self.begun = SystemStart(
             time=self._time,
