@@ -18,7 +18,7 @@ from typing import Any
 from fast_axolotl.measure.phases import Phases
 from fast_axolotl.measure.ranks import Job, RankFigures
 from fast_axolotl.record import RunRecord
-from fast_axolotl.record.arithmetic import finite, ratio, total
+from fast_axolotl.record.arithmetic import finite, known, ratio, total
 from fast_axolotl.record.catalogue import LEDGER
 from fast_axolotl.record.waits import WaitTotals
 
@@ -46,20 +46,17 @@ def find_clock(record: RunRecord, chosen: RankFigures) -> tuple[float, float]:
 
     Only by lines of one machine: clocks of several differ.
     """
-    host = chosen.record.start.host
-    times, ends = [], []
+    host, seen = chosen.record.start.host, list[tuple[float, list[Any]]]()
     for rank in record.ranks.values():
         if rank.start.host == host:
-            times.append(rank.start.time)
             last = [*rank.blocks[-1:], *rank.marks[-1:], *rank.phases[-1:], rank.end]
-            ends += [rank.start.time + line.t for line in last if line is not None]
+            seen.append((rank.start.time, last))
     for node, system in record.systems.items():
         if not record.ranks or (node == host and record.is_first_training):
-            times.append(system.start.time)
-            seen = [*system.samples[-1:], system.end]
-            ends += [system.start.time + line.t for line in seen if line is not None]
-    begin = min(times, default=0.0)
-    return begin, max([begin, *filter(lambda end: finite(end) is not None, ends)])
+            seen.append((system.start.time, [*system.samples[-1:], system.end]))
+    begin = min((start for start, _ in seen), default=0.0)
+    ends = (start + line.t for start, lines in seen for line in lines if line is not None)
+    return begin, max([begin, *known(ends)])
 
 
 def fold_ledger(
@@ -118,10 +115,10 @@ def fold_ledger(
         moved = spans["between"] * phases.between.get(phase, 0.0) if phase != "other" else 0.0
         parts["between"] -= moved
         parts[part] += beside[phase] + moved
-    known = sum(parts.values())
-    if known > whole:
+    divided = sum(parts.values())
+    if divided > whole:
         # Times of a device, or of two files, overlap a little.
-        parts = {part: seconds * whole / known for part, seconds in parts.items()}
+        parts = {part: seconds * whole / divided for part, seconds in parts.items()}
     parts["other"] = max(0.0, whole - sum(parts.values()))
     return values | {"ledger": parts}
 

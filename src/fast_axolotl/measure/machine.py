@@ -122,16 +122,13 @@ def _fold_node(
         empty = SystemRecord(start=SystemStart(time=0.0, host="", root_pid=0))
         nothing, _ = _fold_node(empty, own, all_ranks)
         return nothing, dict.fromkeys(nothing, _UNWATCHED)
-    ranks = own or all_ranks
-    begins = [rank.steady_from for rank in ranks if rank.steady_from is not None]
-    ends = [rank.steady_to for rank in ranks if rank.steady_to is not None]
-    zero = system.start.time
+    ranks, start = own or all_ranks, system.start
     samples: Sequence[SystemSample] = system.samples
     if ranks:
-        begin, end = min(begins, default=math.inf), max(ends, default=-math.inf)
-        samples = [sample for sample in samples if begin <= zero + sample.t <= end]
+        begin = min(known(rank.steady_from for rank in ranks), default=math.inf)
+        end = max(known(rank.steady_to for rank in ranks), default=-math.inf)
+        samples = [sample for sample in samples if begin <= start.time + sample.t <= end]
     several = samples if len(samples) > 1 else system.samples
-    start = system.start
 
     def rate(counter: str) -> _Found:
         return _rate(several, counter), counter

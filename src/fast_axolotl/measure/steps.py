@@ -196,8 +196,7 @@ class StepTracker:
     ) -> None:
         """The fetch that was begun has given a batch."""
         step = self._open
-        if step is None:
-            return
+        assert step is not None
         if self.cause:
             step.waits_by_cause[self.cause] += host_wait_seconds  # type: ignore[assignment]
             self.cause = ""
@@ -210,8 +209,7 @@ class StepTracker:
     def fail_fetch(self, host_wait_seconds: float, pair: EventPair | None) -> None:
         """A wait that gave no batch, and the loop may go on."""
         step = self._open
-        if step is None:
-            return
+        assert step is not None
         step.others.append((host_wait_seconds, pair))
         if pair is not None:
             step.last_event = pair[1]

@@ -22,7 +22,6 @@ from fast_axolotl.measure.machine import find_growth, fold_machines, growth
 from fast_axolotl.measure.phases import MODEL, Phases, fold_phases, looks_error
 from fast_axolotl.measure.ranks import (
     Job,
-    Pattern,
     RankFigures,
     find_capacity,
     find_drift,
@@ -251,11 +250,10 @@ class _Fold:
                 causes[name] = causes.get(name, 0.0) + (finite(seconds) or 0.0) / waited
         if causes:
             causes["loader"] = max(0.0, 1.0 - sum(causes.values()))
-        pattern = find_pattern(waits, causes) if steady.fetches else None
-        kind, fetches, follows = pattern or Pattern()
+        kind, fetches, follows = find_pattern(waits, causes) if steady.fetches else ("", None, "")
         self.values.update(
             waits_by_cause=dict(sorted(causes.items(), key=lambda item: -item[1])),
-            stall_pattern=kind if pattern else "",
+            stall_pattern=kind,
             stall_period_of=follows,
         )
         self.put_steady("stall_period_fetches", fetches)
