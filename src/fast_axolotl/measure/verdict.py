@@ -114,8 +114,7 @@ def _unseen(evidence: Evidence) -> Verdict | None:
         return None
     if figures.steps and figures.stall_fraction is not None:
         return None
-    swapping = _swap(evidence)
-    if swapping is not None:
+    if (swapping := _swap(evidence)) is not None:
         return swapping
     pressure, share = figures.psi_io_full or 0.0, figures.disk_share or 0.0
     if pressure >= thresholds.PRESSURE_IO and share >= thresholds.DISK_NEAR:
@@ -453,13 +452,10 @@ def _compute(evidence: Evidence) -> Verdict | None:
         return None
     phases, lines = evidence.phases, []
     is_unprofiled = figures.world_size > 1 and figures.exposed_communication_fraction is None
-    if evidence.exposed >= thresholds.FREE_COMMUNICATION:
-        return None
-    if phases.step and phases.model < thresholds.MOST_COMPUTE:
+    is_model = phases.model >= thresholds.MOST_COMPUTE if phases.step else not is_unprofiled
+    if evidence.exposed >= thresholds.FREE_COMMUNICATION or not is_model:
         return None
     if is_unprofiled:
-        if not phases.step:
-            return None
         lines.append(
             f"how much of it is communication of the {figures.world_size} ranks was not measured: "
             "use fast-axolotl measure --profile-steps 5"
@@ -519,13 +515,11 @@ def _mixed(evidence: Evidence) -> Verdict:
         headline = "Data is not the limit: the model or the communication is (not measured which)."
         why = figures.reasons.get("exposed_communication_fraction", "no profiler window")
         lines.append(f"communication of the {figures.world_size} ranks was not measured: {why}")
-        action = advice.Action(
-            "Record a profiler window: fast-axolotl measure --profile-steps 5 -- COMMAND."
-        )
+        text = "Record a profiler window: fast-axolotl measure --profile-steps 5 -- COMMAND."
         if not why.startswith("no profiler window"):
             # A window that saw no communication is not asked for again.
-            text = "Also measure one rank, and compare both with fast-axolotl scale"
-            action = advice.Action(f"{text}: {why}.")
+            text = f"Also measure one rank, and compare both with fast-axolotl scale: {why}."
+        action = advice.Action(text)
     limits = f"under {100 * thresholds.FREE_STALL:.0f} % is fine; "
     limits += f"{100 * thresholds.DATA_STALL:.0f} % or more is data-bound"
     told = [evidence.stall_line(limits), *lines, *evidence.rank_lines()]
