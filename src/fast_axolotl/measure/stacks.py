@@ -28,8 +28,9 @@ import sys
 import sysconfig
 import threading
 import time
+import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from multiprocessing.util import Finalize
@@ -182,11 +183,10 @@ class Looks:
         if seen in self.lines or len(self.lines) < _MOST_KEYS:
             self.lines[seen] = self.lines.get(seen, 0.0) + seconds
 
-    def learn(self, kind: str, frame: FrameType | None) -> None:
+    def learn(self, kind: str, frame: FrameType) -> None:
         """A fetch begins, or a step has ended, below these lines."""
-        while frame is not None:
-            self._know(frame.f_code).see(kind, frame.f_lineno or 0)
-            frame = frame.f_back
+        for outer, line in traceback.walk_stack(frame):
+            self._know(outer.f_code).see(kind, line or 0)
 
     def take_phases(self) -> dict[str, float]:
         """Seconds by phase since the last call."""
@@ -196,18 +196,16 @@ class Looks:
     def take_lines(self, most: int = _MOST_LINES) -> tuple[StackLine, ...]:
         """The lines of each phase that most was spent in since the last call."""
         taken, self.lines = self.lines, {}
-        return largest_lines(taken, most)
+        return tuple(largest_lines(taken, most))
 
     def _read(self, frame: FrameType, place: str, busy: bool) -> Place:
         stack: list[tuple[_Code, int]] = []
-        current: FrameType | None = frame
         evidence, at = "", 0
-        while current is not None:
+        for current, line in traceback.walk_stack(frame):
             known = self._know(current.f_code)
             if known.evidence and not (known.evidence == "optimizer" and evidence):
                 evidence, at = known.evidence, len(stack)
-            stack.append((known, current.f_lineno or 0))
-            current = current.f_back
+            stack.append((known, line or 0))
         if place == WORKER:
             is_loading = any(known.is_fetcher for known, _ in stack)
             return Place("loading" if is_loading else "idle", *_find_line(stack))
@@ -267,15 +265,13 @@ def _package(path: str) -> str:
     return parts[-1 if is_module else -2].removesuffix(".py")
 
 
-def largest_lines(lines: dict[Place, float], most: int) -> tuple[StackLine, ...]:
+def largest_lines(lines: dict[Place, float], most: int) -> Iterator[StackLine]:
     """The largest of each phase, the largest first."""
     taken = Counter[str]()
-    found = []
     for place, seconds in sorted(lines.items(), key=lambda item: -item[1]):
         taken[place.phase] += 1
         if taken[place.phase] <= most:
-            found.append(StackLine(**place._asdict(), seconds=round(seconds, 3)))
-    return tuple(found)
+            yield StackLine(**place._asdict(), seconds=round(seconds, 3))
 
 
 class StackSampler:
@@ -407,7 +403,7 @@ class WorkerLines:
                     for *where, seconds in data["lines"]:
                         new[Place(*where)] += seconds
                 taken.unlink()
-        return new_seconds, largest_lines(new, most)
+        return new_seconds, tuple(largest_lines(new, most))
 
     def close(self) -> None:
         """Remove what is left of this rank's workers."""
