@@ -221,11 +221,6 @@ class ProcessTree:
                 self._take_in(stats.pop(stat.pid))
 
 
-def has_procfs(proc: Path = PROC) -> bool:
-    """Whether there is a procfs at all."""
-    return (proc / "stat").exists()
-
-
 def read_memory(pid: int | str = "self", *, proc: Path = PROC) -> dict[str, int] | None:
     """Resident memory of one process by the fields of a sample; ``None`` when it is gone."""
     status = read_lines(f"{proc}/{pid}/status")

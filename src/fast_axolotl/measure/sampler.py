@@ -132,7 +132,7 @@ class SystemSampler:
             return self.begun
         limit_bytes = None if self._cgroup is None else self._cgroup.limit_bytes()
         reasons: dict[str, str] = {}
-        if not processes.has_procfs(self._proc):
+        if not (self._proc / "stat").exists():
             reasons["processes"] = "this is only available on Linux: there is no /proc here"
         if limit_bytes is None:
             reasons["limit_bytes"] = "no cgroup above the process sets a memory limit"
@@ -159,15 +159,13 @@ class SystemSampler:
         )
         self._write(self.begun)
         # Only now: inside the run, what the probe has read is not the run's.
-        self._hand_on(self._measure())
+        self._take()
         return self.begun
 
     def sample(self) -> SystemSample:
         """The tree and the machine of now, written and handed on."""
         self.begin()
-        sample = self._measure()
-        self._hand_on(sample)
-        return sample
+        return self._take()
 
     def stop(self, reason: Reason = "finished", error: str = "") -> None:
         """Take a last sample, close the record.
@@ -200,7 +198,7 @@ class SystemSampler:
     def _pause(self) -> float:
         return max(self._interval_seconds, self._last_cost / _SAMPLE_SHARE)
 
-    def _measure(self) -> SystemSample:
+    def _take(self) -> SystemSample:
         begin = self._last_at = self._clock()
         # Not by the clock: on a busy machine a sample takes long and costs as little as ever.
         cpu_begin = time.thread_time()
@@ -234,22 +232,18 @@ class SystemSampler:
             pause = min((pss_end - pss_begin) / _PSS_SHARE, _PSS_LONGEST_SECONDS)
             self._pss_due = pss_end - self._start + pause
             self._pss_rss_bytes = max(self._pss_rss_bytes, sample.rss_bytes or 0)
+        if self._tree.pids and sample.t >= self._write_due:
+            self._write(sample)
+            gap_seconds = next(gap for most, gap in _WRITE_EVERY if sample.t < most)
+            self._write_due = sample.t + _SLACK * gap_seconds
+        if self._tree.pids and self._on_sample is not None:
+            self._on_sample(sample)
         return sample
 
     def _read_pressure(self, name: Literal["memory", "io"]) -> float | None:
         """Of the processes' own cgroup, where there is one, else of the machine."""
         own = None if self._cgroup is None else self._cgroup.pressure_file(name)
         return processes.read_pressure_seconds(own or self._proc / "pressure" / name)
-
-    def _hand_on(self, sample: SystemSample) -> None:
-        if not self._tree.pids:
-            return
-        if sample.t >= self._write_due:
-            self._write(sample)
-            gap_seconds = next(gap for most, gap in _WRITE_EVERY if sample.t < most)
-            self._write_due = sample.t + _SLACK * gap_seconds
-        if self._on_sample is not None:
-            self._on_sample(sample)
 
     def _write(self, line: object) -> None:
         if self._writer is not None:
@@ -258,7 +252,7 @@ class SystemSampler:
 
 def check_process(pid: int, *, proc: Path = system.PROC) -> None:
     """Refuse what cannot be sampled, and say what could be."""
-    if not processes.has_procfs(proc):
+    if not (proc / "stat").exists():
         raise UsageError("processes can only be watched on Linux: there is no /proc here")
     status = processes.read_lines(proc / str(pid) / "status") if pid > 0 else {}
     if not status:
