@@ -130,8 +130,7 @@ class Evidence:
     @property
     def is_stream(self) -> bool:
         """Whether rows come from a stream, not from a dataset that knows its rows by number."""
-        names = ("streaming", "pretraining_dataset", "dispatcher")
-        return any(bool(self.setting(name)) for name in names)
+        return any(map(self.setting, ("streaming", "pretraining_dataset", "dispatcher")))
 
     @property
     def is_random(self) -> bool:

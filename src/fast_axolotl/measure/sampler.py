@@ -116,13 +116,14 @@ class SystemSampler:
 
     def _run(self) -> None:
         """Sample until the root ends or ``stop`` is called."""
-        due = self._clock() + self._pause()
+        due = self._clock()
         try:
             while self._tree.is_alive:
+                pause = max(self._interval_seconds, self._last_cost / _SAMPLE_SHARE)
+                due = max(due + pause, self._clock())
                 if self._stopping.wait(max(0.0, due - self._clock())):
                     return
                 self.sample()
-                due = max(due + self._pause(), self._clock())
         except Exception as error:  # noqa: BLE001 - the run that is watched must go on
             self.failure = f"sampling stopped: {type(error).__name__}: {error}"
 
@@ -194,9 +195,6 @@ class SystemSampler:
         if self._writer is not None:
             self._writer.close()
         self._gpu.close()
-
-    def _pause(self) -> float:
-        return max(self._interval_seconds, self._last_cost / _SAMPLE_SHARE)
 
     def _take(self) -> SystemSample:
         begin = self._last_at = self._clock()

@@ -75,7 +75,10 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     divided = fold.add_phases()
     for name, value in fold_ledger(record, job, divided, since).items():
         fold.put(name, value, "", "tokens")
-    draft, chosen = fold.build(), job.chosen
+    figures = {name: fold.values.pop(name) for name in FIGURES}
+    nothing = Verdict(kind="inconclusive", headline="")
+    draft = RunSummary(verdict=nothing, figures=figures, reasons=fold.reasons, **fold.values)
+    chosen = job.chosen
     system = record.systems.get(draft.node)
     source = "" if record.system is None else record.system.start.source
     error = chosen.stall_error
@@ -136,12 +139,6 @@ class _Fold:
     def put_steady(self, name: str, value: Any, reason: str = "", *sources: str) -> None:
         """Set a field that takes steps of the steady phase."""
         self.put(name, value, self.unseen or reason, *sources)
-
-    def build(self) -> RunSummary:
-        """The summary, its verdict still empty."""
-        figures = {name: self.values.pop(name) for name in FIGURES}
-        nothing = Verdict(kind="inconclusive", headline="")
-        return RunSummary(verdict=nothing, figures=figures, reasons=self.reasons, **self.values)
 
     def add_course(self) -> None:
         """What ran, when, how it ended, and what to know of it."""
