@@ -59,9 +59,7 @@ def find_clock(record: RunRecord, chosen: RankFigures) -> tuple[float, float]:
     return begin, max([begin, *known(ends)])
 
 
-def fold_ledger(
-    record: RunRecord, job: Job, phases: Phases, since: float | None = None
-) -> dict[str, Any]:
+def fold_ledger(record: RunRecord, job: Job, phases: Phases, since: float | None) -> dict[str, Any]:
     """The whole wall clock, its parts, and the goodput: tokens ÷ all of it.
 
     ``phases`` divide what is not waited for. ``since`` leaves out what came before, start-up

@@ -67,9 +67,7 @@ class Phases:
         return sum(self.step.get(phase, 0.0) for phase in MODEL) + hidden
 
 
-def fold_phases(
-    rank: RankFigures, stall: float | None, idle: float | None, also: str = ""
-) -> Phases:
+def fold_phases(rank: RankFigures, stall: float | None, idle: float | None, also: str) -> Phases:
     """Divide the steady phase of one rank.
 
     ``stall`` is the share of it that the host waited for data; ``idle`` that in which the device

@@ -488,11 +488,10 @@ def _compare_windows(job: Job) -> float:
     exposed = [rank.profiled_share("exposed_communication_seconds") for rank in job.ranks]
     job.figures["device_idle_fraction"] = own.profiled_share("device_idle_seconds")
     job.figures["exposed_communication_fraction"] = max(known(exposed), default=None)
-    why, no_collective = seen[own.rank].reasons, "the profiler window contains no collective"
+    why, no_work = seen[own.rank].reasons, "the profiler window has no GPU work"
+    no_collective = "the profiler window contains no collective"
     job.reasons |= {
-        "device_idle_fraction": why.get(
-            "device_idle_seconds", "the profiler window has no GPU work"
-        ),
+        "device_idle_fraction": why.get("device_idle_seconds", no_work),
         "exposed_communication_fraction": why.get("exposed_communication_seconds", no_collective),
     }
     times = [window.collectives for window in seen.values()]

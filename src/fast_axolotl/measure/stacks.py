@@ -120,9 +120,7 @@ class _Code:
         self.is_told = not self.is_library or (may_be_told and not _NEVER_TOLD.search(path))
         self.is_trainer = self.is_library and _TRAINERS.search(path) is not None
         self.is_fetcher = path.endswith("/torch/utils/data/_utils/fetch.py")
-        self.is_queue = (
-            self.is_library and name in _QUEUE_CALLS and _QUEUES.search(path) is not None
-        )
+        self.is_queue = self.is_library and name in _QUEUE_CALLS and bool(_QUEUES.search(path))
         self.evidence = self._find_evidence(path, name)
         pattern, inside = _INSIDE_A_WAIT.get(name, ("", ""))
         self.inside = inside if re.search(pattern, path) else ""
@@ -217,10 +215,8 @@ class Looks:
             for known, line in stack[at + 1 :]:
                 known.see(kind, line)
         elif not phase:
-            told = (
-                known.is_preparing(line, depth > 0) for depth, (known, line) in enumerate(stack)
-            )
-            is_preparing = next((answer for answer in told if answer is not None), False)
+            answers = (known.is_preparing(line, n > 0) for n, (known, line) in enumerate(stack))
+            is_preparing = next((answer for answer in answers if answer is not None), False)
             phase = "preparing" if is_preparing else "other"
         if phase == "waiting":
             phase = next((known.inside for known, _ in stack if known.inside), phase)
