@@ -22,10 +22,7 @@ _THRESHOLDS = {
     if name.isupper()
 }
 
-_CAUSES = {
-    "epoch": "at the start of an epoch",
-    "iterator": "at a new iterator, made for one batch",
-}
+_CAUSES = {"epoch": "at the start of an epoch", "iterator": "at a new iterator, made for one batch"}
 _PHASES = {
     "waiting": "data is waited for",
     "loading": "the workers load",

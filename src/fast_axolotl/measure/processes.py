@@ -42,11 +42,7 @@ _MEMORY = {
 }
 """Field of a sample → line of ``status``."""
 
-_PSS = {
-    "pss_bytes": b"Pss",
-    "pss_anon_bytes": b"Pss_Anon",
-    "pss_shared_bytes": b"Pss_Shmem",
-}
+_PSS = {"pss_bytes": b"Pss", "pss_anon_bytes": b"Pss_Anon", "pss_shared_bytes": b"Pss_Shmem"}
 """Field of a sample → line of ``smaps_rollup``. A page that n processes share counts for one n-th
 of it. Kernels before 5.3 do not divide the total."""
 

@@ -224,11 +224,10 @@ class StepTracker:
 
     def tell(self, now: float) -> Step | None:
         """The trainer says that a step has ended; the one before it, where no fetch ended that."""
-        if self._was_lost:
-            self._is_told = True
-        if not self._is_told:
+        if not self._is_told and not self._was_lost:
             # What was taken for steps until now were fetches of this one: warm up from here.
-            self._is_told, self._warm_steps = True, 0
+            self._warm_steps = 0
+        self._is_told = True
         if len(self._fetches_at_tell) <= _LEAST_TOLD:
             self._fetches_at_tell.append(self.num_fetches)
         ended = None

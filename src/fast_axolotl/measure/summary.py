@@ -201,8 +201,7 @@ class _Fold:
         replaced = [one.settings["replacements"] for one in ranks if "replacements" in one.settings]
         names = tuple(dict.fromkeys(itertools.chain(*replaced))) if replaced else None
         self.put("replacements", names, "the record does not name them")
-        deciding = self.rank.rank if ranks else None
-        self.put("deciding_rank", deciding, "no rank left a record")
+        self.put("deciding_rank", self.rank.rank if ranks else None, "no rank left a record")
         self.values.update(
             run_dir=record.path,
             started=min(dates),

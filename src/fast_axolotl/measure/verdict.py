@@ -66,8 +66,7 @@ def judge(evidence: Evidence) -> Verdict:
         outside = ("checkpoint", "evaluation", "startup", "between")
         is_outside = verdict.kind in outside or verdict.subtype in outside
         rate = "goodput" if is_outside else "tokens/s" if figures.tokens_per_second else "steps/s"
-        gain = f"+{100 * min(verdict.gain, _MOST_GAIN):,.0f} %"
-        action += f" Expect up to {gain} {rate}."
+        action += f" Expect up to +{100 * min(verdict.gain, _MOST_GAIN):,.0f} % {rate}."
     is_near = (figures.limit_share or 0.0) >= thresholds.MEMORY_NEAR
     if verdict.kind != "memory" and figures.end_reason == "cut off" and is_near:
         text = (

@@ -229,7 +229,6 @@ class ProtocolResult:
             raise DataError(f"cannot be read: {error.strerror or error}", path=str(path)) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
-                f"not a protocol result ({error}); run fast-axolotl protocol again",
-                path=str(path),
+                f"not a protocol result ({error}); run fast-axolotl protocol again", path=str(path)
             ) from error
         return result
