@@ -112,20 +112,20 @@ def test_ranks_are_found_by_their_files_unless_they_are_in_another_container(
     tmp_path: Path,
 ) -> None:
     known: set[tuple[str, int]] = set()
-    assert find_new_ranks(tmp_path / "none", known) == []
+    assert [*find_new_ranks(tmp_path / "none", known)] == []
     path = tmp_path / "rank-3.jsonl"
     path.write_text('{"kind":"start",')
-    assert find_new_ranks(tmp_path, known) == []
+    assert [*find_new_ranks(tmp_path, known)] == []
     path.unlink()
     first_line(tmp_path)
-    assert find_new_ranks(tmp_path, known) == [os.getpid()]
-    assert find_new_ranks(tmp_path, known) == []
+    assert [*find_new_ranks(tmp_path, known)] == [os.getpid()]
+    assert [*find_new_ranks(tmp_path, known)] == []
     for changed in (
         *({"host": "node-b"}, {"time": 1000.0}, {"pid": 2**22 + 7}),
         {"pid_namespace": "another"},
     ):
         first_line(tmp_path, **changed)
-        assert find_new_ranks(tmp_path, set()) == []
+        assert [*find_new_ranks(tmp_path, set())] == []
 
 
 @pytest.mark.parametrize(

@@ -228,8 +228,6 @@ def test_a_thread_samples_a_real_process_until_it_ends(
     assert record.start.root_pid == sleeper.pid
     assert record.start.gpu_names == ("NVIDIA H200",) * 3
     assert record.end.reason == "finished"
-    assert record.end.overhead_fetches >= len(record.samples)
-    assert record.end.overhead_seconds > 0
     assert all(sample.processes == 1 for sample in record.samples)
     assert all(len(sample.gpus) == 3 for sample in record.samples)
     assert nvml.is_shut
@@ -281,24 +279,6 @@ def test_a_fault_in_the_thread_is_noted_and_goes_no_further(
     sampler.stop("finished")
     record = read_run(tmp_path).system
     assert record.end.error == "sampling stopped: RuntimeError: no such luck"
-
-
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_child_does_not_end_the_sampling(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes]
-) -> None:
-    sampler = watch(sleeper.pid, tmp_path)
-    sampler.begin()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            sampler.stop("exception")
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
-    assert [line["kind"] for line in lines_of(tmp_path)] == ["system_start", "system"]
-    sampler.stop()
-    assert lines_of(tmp_path)[-1]["reason"] == "finished"
 
 
 class Nvml(ModuleType):

@@ -273,7 +273,7 @@ def test_ahead_of_the_last_step_of_an_epoch_the_loader_is_found_exhausted() -> N
     tracker.fail_fetch(0.5, None)
     tracker.leave(12.5)
     tracker.tell(22.5)
-    tracker.add_early_wait(4, None)
+    tracker.early_waits.append((4, None))
     tracker.add_span("evaluate", 30, None)
     last = tracker.begin_fetch(60)
     assert (last.start, last.end, last.host_wait_seconds, last.fetches) == (12, 22.5, 0.5, [])
@@ -290,7 +290,7 @@ def test_a_rank_that_fetches_nothing_has_steps_from_end_to_end() -> None:
     assert tracker.tell(10) is None
     tracker.add_span("log", 2, None)
     first = tracker.tell(20)
-    assert (first.start, first.end, first.spans) == (5, 10, ())
+    assert (first.start, first.end, first.spans) == (5, 10, [])
     second = tracker.tell(30)
     assert (second.start, second.end, second.removed_seconds) == (10, 20, 2)
 
@@ -335,6 +335,20 @@ def test_a_step_that_is_never_told_ends_before_memory_does() -> None:
     assert [len(step.fetches) for step in ended if step is not None] == [4096, 4096]
     # The last one, which nobody ended, is left out.
     assert tracker.finish() is StepTracker().finish() is None
+
+
+def test_steps_that_are_not_told_any_more_are_counted_by_fetches(tmp_path: Path) -> None:
+    """A CUDA graph replays the optimizer from the 40th step on."""
+    clock = Clock()
+    with open_meter(tmp_path, clock) as meter:
+        for number, _ in enumerate(meter.watch(batches(clock, 400, 0.01))):
+            clock.sleep(0.09)
+            if number < 40:
+                meter.step()
+    rank = read_rank(tmp_path)
+    assert [mark.text[:13] for mark in rank.marks if mark.name == "note"] == ["the optimizer"]
+    assert total(rank, "steps") == pytest.approx(400, abs=40)
+    assert stall(steady(tmp_path)) == pytest.approx(0.1)
 
 
 def test_what_the_loop_counted_takes_the_place_of_what_was_counted(tmp_path: Path) -> None:

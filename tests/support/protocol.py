@@ -102,7 +102,7 @@ class FakeLaunch:
         )
         system = make_system(samples=8)
         first, whole = (0.5, None) if self.times is None else self.times(arm, run)
-        rank.add(Mark(t=first, name="first_step", step=0))
+        rank.add(Mark(t=first, name="first_step"))
         if whole is not None:
             system.samples = [replace(one, t=min(one.t, whole)) for one in system.samples]
             system.end = End(t=whole, reason="finished")

@@ -101,7 +101,7 @@ def make_rank(
             pending.append((host, device))
             t += (host if device is None else device) + own_seconds
             if not record.marks:
-                record.add(Mark(t=t, name="first_batch", step=0, fetch=0, row=0))
+                record.add(Mark(t=t, name="first_batch"))
             fetch += 1
             is_full = t - begin >= 1.0 and len(pending) % accumulation == 0
             if not is_full and left > 1:

@@ -18,9 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from fast_axolotl.measure.evidence import Evidence
-from fast_axolotl.measure.phases import SAMPLER
 from fast_axolotl.measure.ranks import DEEPEST_QUEUE
-from fast_axolotl.measure.stacks import LOADING
 from fast_axolotl.record import thresholds
 from fast_axolotl.record.arithmetic import ratio
 from fast_axolotl.record.units import count_words, format_bytes, format_share
@@ -323,9 +321,9 @@ def feed(evidence: Evidence) -> Action:
             "Make one iterator before the loop and call next() on it: now every batch has a new "
             f"one, so no worker can read ahead. The loop waits{at}."
         )
-    if evidence.phases.waiting.get(SAMPLER, 0.0) >= thresholds.MOST_WAITING:
+    if evidence.phases.waiting.get("sampler", 0.0) >= thresholds.MOST_WAITING:
         return Action(
-            f"Look at {evidence.line_of(SAMPLER) or 'the sampler'}: it chooses the rows in the "
+            f"Look at {evidence.line_of('sampler') or 'the sampler'}: it chooses the rows in the "
             "training process, where workers do not help. Plan them in advance, or in less time."
         )
     if evidence.stall < thresholds.DATA_STALL:
@@ -370,7 +368,7 @@ def _change_workers(evidence: Evidence) -> Iterator[Action]:
     workers, shards = evidence.number("num_workers") or 0, evidence.number("num_shards")
     at_epochs = figures.waits_by_cause.get("epoch", 0.0)
     started = 0.0 if evidence.source == "axolotl" else evidence.start_share
-    of_others = max(at_epochs, phases.waiting.get(SAMPLER, 0.0))
+    of_others = max(at_epochs, phases.waiting.get("sampler", 0.0))
     stall = min(evidence.stall * max(0.0, 1.0 - of_others) + started, 0.95)
     seconds = ratio(evidence.stall * figures.measured_seconds, figures.fetches) or 0.0
     is_quick = not workers and seconds < LEAST_FETCH_SECONDS
@@ -434,7 +432,7 @@ def _look_at_loading(evidence: Evidence) -> str:
     """Where no setting is sure to help: what to look at, down to the line."""
     figures, follows = evidence.figures, evidence.figures.stall_period_of
     shards = evidence.number("num_shards")
-    place = evidence.line_of(LOADING) or evidence.line_of("waiting")
+    place = evidence.line_of("loading") or evidence.line_of("waiting")
     at, rows = f" Look at {place}." if place else "", figures.stall_period_rows
     if follows == "epoch":
         what = "shuffling, opening files, planning packs, starting workers"

@@ -70,15 +70,13 @@ _MOST_WRAPPERS = 8
 
 def read_loader(loader: Any) -> dict[str, Any]:
     """The settings of a loader, or of its iterator; empty where it is none of torch's kind."""
-    workers = _ask(loader, "num_workers")
     for _ in range(_MOST_WRAPPERS):
-        if loader is None or isinstance(workers, int):
+        if isinstance(workers := _ask(loader, "num_workers"), int):
             break
         # Never by its truth: the length of a loader may be worth a whole plan of packs.
         held = (_ask(loader, name) for name in _WRAPPED)
         loader = next((inner for inner in held if inner is not None), None)
-        workers = _ask(loader, "num_workers")
-    if not isinstance(workers, int):
+    else:
         return {}
     size = _ask(loader, "batch_size")
     settings = {
@@ -146,8 +144,8 @@ class BatchCount:
     sequence_squares: int = 0
 
     def __add__(self, other: BatchCount) -> BatchCount:
-        names = BatchCount.__slots__
-        sums: Any = {name: add_known(getattr(self, name), getattr(other, name)) for name in names}
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in self.__slots__}
+        sums: Any = {name: None if None in pair else sum(pair) for name, pair in pairs.items()}
         return BatchCount(**sums)
 
 
@@ -162,8 +160,8 @@ class BatchCounter:
         self.reasons: dict[str, str] = {}
         """Why something is missing, by the name of the figure."""
         self._on_reason = on_reason
-        self._waiting: list[tuple[dict[str, Any], Any, BatchCount, bool]] = []
-        """What counting needs of a batch, its shape, where counts go, whether to look closer."""
+        self._waiting: list[tuple[dict[str, Any], BatchCount, bool]] = []
+        """What counting needs of a batch, where counts go, whether to look closer."""
         self._num_batches = 0
 
     def count(self, batch: Any, *, is_patient: bool = False) -> BatchCount:
@@ -179,22 +177,20 @@ class BatchCounter:
             if isinstance(batch, UserDict):  # a tokenizer's, slow to ask
                 batch = batch.data
             ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
-            shape = getattr(ids, "shape", None)
-            if shape:
-                samples = shape[0] if len(shape) > 1 else self._count_samples(batch)
-                found = BatchCount(
-                    samples=samples, num_bytes=_count_bytes(batch), padded_tokens=math.prod(shape)
-                )
-                if _is_on_host(ids):
-                    held = {name: batch[name] for name in _COLUMNS if name in batch}
-                    self._waiting.append((held, shape, found, is_looked_at))
-                    if not is_patient or len(self._waiting) >= _MOST_WAITING:
-                        self.settle()
-                else:
-                    self._note(_ON_DEVICE, *_TOKEN_RATES)
+            shape: Any = getattr(ids, "shape", None) or ()
+            samples = shape[0] if len(shape) > 1 else self._count_samples(batch)
+            found = BatchCount(samples=samples, num_bytes=_count_bytes(batch))
+            if not shape:
+                self._note(_NO_INPUT_IDS, "tokens_per_second")
                 return found
-            found = BatchCount(samples=self._count_samples(batch), num_bytes=_count_bytes(batch))
-            self._note(_NO_INPUT_IDS, "tokens_per_second")
+            found.padded_tokens = math.prod(shape)
+            if not _is_on_host(ids):
+                self._note(_ON_DEVICE, *_TOKEN_RATES)
+                return found
+            held = {name: batch[name] for name in _COLUMNS if name in batch}
+            self._waiting.append((held, found, is_looked_at))
+            if not is_patient or len(self._waiting) >= _MOST_WAITING:
+                self.settle()
         except Exception as error:  # noqa: BLE001
             # What an unknown array raises must not end the timing; so below.
             self._note_failure(error)
@@ -203,9 +199,9 @@ class BatchCounter:
     def settle(self) -> None:
         """Count the tokens of the batches that wait for it."""
         waiting, self._waiting = self._waiting, []
-        for held, shape, found, is_looked_at in waiting:
+        for held, found, is_looked_at in waiting:
             try:
-                self._count_arrays(held, shape, found, is_looked_at=is_looked_at)
+                self._count_arrays(held, found, is_looked_at)
             except Exception as error:  # noqa: BLE001
                 self._note_failure(error)
                 found.real_tokens = found.trainable_tokens = found.padded_tokens = None
@@ -241,9 +237,8 @@ class BatchCounter:
                 if self._on_reason is not None:
                     self._on_reason(figure, sentence)
 
-    def _count_arrays(
-        self, batch: Mapping[str, Any], shape: Any, found: BatchCount, *, is_looked_at: bool
-    ) -> None:
+    def _count_arrays(self, batch: dict[str, Any], found: BatchCount, is_looked_at: bool) -> None:
+        shape = batch["input_ids"].shape
         labels = _column(batch, "labels", shape)
         if labels is None:
             self._note(_NO_LABELS, "trainable_tokens_per_second")
@@ -304,17 +299,13 @@ def _count_bytes(batch: Any) -> int | None:
 
 
 def _flag_before_padding(ids: Any, pad_token_id: int) -> Any:
-    """Which positions come no later than the last one of their row that is no padding; ``None`` of
-    unusual arrays.
+    """Which positions come no later than the last one of their row that is no padding.
 
     Where a text ends in the very token that rows are padded with, that one token is not counted.
     """
-    try:
-        flags = ids != pad_token_id
-        for row in flags.reshape(-1, ids.shape[-1]):
-            row[: len(row) - int(row[::-1].argmax()) if row.any() else 0] = True
-    except (AttributeError, IndexError, TypeError, ValueError):
-        return None
+    flags = ids != pad_token_id
+    for row in flags.reshape(-1, ids.shape[-1]):
+        row[: len(row) - int(row[::-1].argmax()) if row.any() else 0] = True
     return flags
 
 
@@ -329,11 +320,10 @@ def _count_starts(positions: Any, mask: Any) -> int:
 
 
 def _is_on_host(array: Any) -> bool:
-    is_cpu = getattr(array, "is_cpu", None)  # of a tensor: ten times as fast as its device
-    if is_cpu is None:
-        device = getattr(array, "device", None)
-        return device is None or getattr(device, "type", device) == "cpu"
-    return bool(is_cpu)
+    if hasattr(array, "is_cpu"):  # of a tensor: ten times as fast as its device
+        return bool(array.is_cpu)
+    device = getattr(array, "device", None)
+    return device is None or getattr(device, "type", device) == "cpu"
 
 
 def _column(batch: Mapping[str, Any], name: str, shape: Any) -> Any:
@@ -366,12 +356,3 @@ def _view(array: Any) -> Any:
         return array.numpy()
     except TypeError:
         return array.float().numpy()
-    except RuntimeError:  # it needs a gradient, or torch was built for another numpy
-        import numpy as np
-
-        return np.array(array.tolist())
-
-
-def add_known(first: int | None, second: int | None) -> int | None:
-    """The sum; ``None`` where either could not be counted."""
-    return None if first is None or second is None else first + second

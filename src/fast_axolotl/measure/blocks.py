@@ -126,10 +126,7 @@ class BlockBuilder:
     """Records events, folds the steps whose events have passed, and writes blocks of them."""
 
     def __init__(
-        self,
-        journal: Journal,
-        counter: BatchCounter,
-        find_events: Callable[[], CudaEvents | None],
+        self, journal: Journal, counter: BatchCounter, find_events: Callable[[], CudaEvents | None]
     ) -> None:
         self.take_phases: Callable[[], dict[str, float]] = dict
         """Seconds by what looks at the stack have seen since the last call."""
@@ -280,14 +277,14 @@ class BlockBuilder:
             self._totals, self._taken = WaitTotals(), WaitTotals()
         if block is None:
             block = self._block = _Block(step, with_waits=self._journal.start.world_size > 1)
-        if step.told_tokens is not None:
+        if (told := step.told) is not None:
             # What the loop told takes the place of what was counted.
             counted = sum(step.counts[1:], step.counts[0]) if step.counts else BatchCount()
-            counted.real_tokens, trainable, padded = step.told_tokens
-            if trainable is not None:
-                counted.trainable_tokens = trainable
-            if padded is not None:
-                counted.padded_tokens = padded
+            counted.real_tokens = told.real_tokens
+            if told.trainable_tokens is not None:
+                counted.trainable_tokens = told.trainable_tokens
+            if told.padded_tokens is not None:
+                counted.padded_tokens = told.padded_tokens
             step.counts = [counted]
         # Spans are taken out of a step's time. A device may still be busy with a span when the host
         # is steps ahead; what is taken out of one step then is owed by the next.

@@ -79,8 +79,7 @@ def probe_capacity(
                     os.close(descriptor)
                 done.append((num_bytes, clock() - start))
         except OSError as error:
-            text = error.strerror or str(error)
-            reason = f"the system refused to read {path} with O_DIRECT: {text}"
+            reason = f"the system refused to read {path} with O_DIRECT: {error.strerror or error}"
 
     parts = [blocks[number::_NUM_THREADS] for number in range(_NUM_THREADS)]
     threads = [threading.Thread(target=read, args=(part,), daemon=True) for part in parts]

@@ -67,11 +67,9 @@ class CudaEvents:
         self._broken: set[Any] = set()
         self._num_failures = 0
         self._followed: tuple[Any, Any, int] | None = None
+        self._found: tuple[Any, Any, int] = (None, None, 0)
         self._used: dict[Any, int] = {}
         """Events that were recorded and not read yet, and their devices."""
-        self._stream: Any = None
-        self._stream_key: Any = None
-        self._device = 0
 
     def follow(self) -> None:
         """The current stream is the one that computes: an optimizer step has been queued on it."""
@@ -108,14 +106,14 @@ class CudaEvents:
         # driver for in the end tells whether the stream is still the one that was found last. The
         # number of the default stream is 0.
         try:
-            self._device = self._native._cuda_getDevice()
-            key = self._native._cuda_getCurrentStream(self._device)
+            device = self._native._cuda_getDevice()
+            key = self._native._cuda_getCurrentStream(device)
         except AttributeError:
-            key = None
-        if key is None or key != self._stream_key:
-            self._stream, self._stream_key = self._cuda.current_stream(), key
-            self._device = getattr(self._stream, "device_index", self._device)
-        return self._stream, key, self._device
+            device, key = 0, None
+        if key is None or key != self._found[1]:
+            stream = self._cuda.current_stream()
+            self._found = stream, key, getattr(stream, "device_index", device)
+        return self._found
 
     def has_passed(self, event: Any) -> bool:
         """Whether the stream has reached an event; of a broken one, yes: nothing more will come."""

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fast_axolotl.measure.phases import (
-    BETWEEN,
-    OTHER,
-    PREPARING,
-    SAMPLER,
-    WAITING,
-    Phases,
-    looks_error,
-)
+from fast_axolotl.measure.phases import Phases, looks_error
 from fast_axolotl.measure.ranks import Drain, number_of
-from fast_axolotl.measure.stacks import LOADING
 from fast_axolotl.record import RunSummary, thresholds
 from fast_axolotl.record.arithmetic import middle, ratio, times
 from fast_axolotl.record.catalogue import FIGURES, LEDGER
@@ -25,18 +16,20 @@ from fast_axolotl.record.units import format_bytes, format_duration, format_seco
 
 _ORIGINS = {"DATA_STALL": ": MLPerf Storage requires 90 % accelerator utilisation", "DISK_NEAR": ""}
 """Where a threshold comes from that is not our own choice, or says so itself."""
-
-_CAUSES = {
-    "epoch": "at the start of an epoch",
-    "iterator": "at a new iterator, made for one batch",
+_THRESHOLDS = {
+    name: f"threshold {100 * value:.0f} %{_ORIGINS.get(name, ': our choice')}"
+    for name, value in vars(thresholds).items()
+    if name.isupper()
 }
+
+_CAUSES = {"epoch": "at the start of an epoch", "iterator": "at a new iterator, made for one batch"}
 _PHASES = {
-    WAITING: "data is waited for",
-    LOADING: "the workers load",
-    SAMPLER: "the sampler chooses rows",
-    PREPARING: "batches are prepared",
-    OTHER: "other code",
-    BETWEEN: "between loops",
+    "waiting": "data is waited for",
+    "loading": "the workers load",
+    "sampler": "the sampler chooses rows",
+    "preparing": "batches are prepared",
+    "other": "other code",
+    "between": "between loops",
 }
 _LEAST_PHASE = 0.02
 """Of a step, for a phase to be told. Ours."""
@@ -82,7 +75,7 @@ class Evidence:
     @property
     def beside(self) -> float:
         """Share of a step that goes to preparing batches or to other code, whichever is larger."""
-        return max(self.phases.cost(PREPARING), self.phases.cost(OTHER))
+        return max(self.phases.cost("preparing"), self.phases.cost("other"))
 
     @property
     def is_swapping(self) -> bool:
@@ -110,7 +103,7 @@ class Evidence:
         seconds = self.figures.measured_seconds
         if self.stall_error is None or seconds < thresholds.LEAST_FETCHES_SECONDS:
             return False
-        shares = [self.phases.cost(PREPARING), self.phases.cost(OTHER)]
+        shares = [self.phases.cost("preparing"), self.phases.cost("other")]
         least = [share - looks_error(share, seconds) for share in shares]
         if max(self.stall - self.stall_error, *least) >= thresholds.DATA_STALL:
             return True
@@ -134,8 +127,7 @@ class Evidence:
     @property
     def is_stream(self) -> bool:
         """Whether rows come from a stream, not from a dataset that knows its rows by number."""
-        names = ("streaming", "pretraining_dataset", "dispatcher")
-        return any(bool(self.setting(name)) for name in names)
+        return any(map(self.setting, ("streaming", "pretraining_dataset", "dispatcher")))
 
     @property
     def is_random(self) -> bool:
@@ -201,7 +193,9 @@ class Evidence:
     def say(self, text: str, **words: object) -> str:
         """A sentence about the run: figures stand in it by their names, and are written with their
         units; thresholds in capitals, and are written with where they come from."""
-        return text.format_map(_Words(self.figures, words))
+        values = self.figures.figures
+        figures = {name: figure.format(values.get(name)) for name, figure in FIGURES.items()}
+        return text.format_map(_THRESHOLDS | figures | words)
 
     def lost_share(self, part: str) -> float:
         """Of the wall clock; nothing where it was not divided."""
@@ -217,10 +211,9 @@ class Evidence:
 
     def line_of(self, phase: str) -> str:
         """The line of code that most of a phase was spent in; empty where it is not known."""
-        line = next((line for line in self.figures.where if line.phase == phase), None)
-        return "" if line is None else line.place
+        return next((line.place for line in self.figures.where if line.phase == phase), "")
 
-    def phase_lines(self) -> list[str]:
+    def phase_lines(self) -> Iterator[str]:
         """How the looks at the stack divide a step, and where the rest of it was spent."""
         steps = [
             f"{name} {format_share(share)}"
@@ -228,18 +221,18 @@ class Evidence:
             if share >= _LEAST_PHASE
         ]
         whose = f" of rank {self.figures.straggler_rank}" if self.holds_up else ""
-        lines = [f"of a step{whose}: {', '.join(steps)}"] if steps else []
+        if steps:
+            yield f"of a step{whose}: {', '.join(steps)}"
         if self.phases.visible < 1.0 - _LEAST_PHASE:
-            lines.append("these are phases of the host: a busy GPU hides most of them")
-        for phase in _PHASES:
+            yield "these are phases of the host: a busy GPU hides most of them"
+        for phase, name in _PHASES.items():
             where = [line for line in self.figures.where if line.phase == phase]
             told = [f"{line.place}, {format_share(line.share)} of it" for line in where[:2]]
-            share = self.lost_share(phase) if phase == BETWEEN else self.phases.cost(phase)
+            share = self.lost_share(phase) if phase == "between" else self.phases.cost(phase)
             share = max(share, self.phases.waiting.get(phase, 0.0) * self.stall)
-            is_large = phase == LOADING or share >= _LEAST_PHASE
+            is_large = phase == "loading" or share >= _LEAST_PHASE
             if told and is_large:
-                lines.append(f"{_PHASES[phase]}: {'; '.join(told)}")
-        return lines
+                yield f"{name}: {'; '.join(told)}"
 
     def stall_line(self, threshold: str = "") -> str:
         """How large the stall is, and whose."""
@@ -262,42 +255,40 @@ class Evidence:
             line += f"; steps before {self.drain.dry_step:,}, when a queue hid waits, are left out"
         return self.say(f"{line} ({threshold})" if threshold else line, who=who, where=where)
 
-    def rank_lines(self) -> list[str]:
+    def rank_lines(self) -> Iterator[str]:
         """How the ranks differ."""
         figures = self.figures
         if len(figures.ranks) < 2:
-            return []
+            return
         if self.setting("dispatcher"):
-            return [
+            yield (
                 f"rank {figures.deciding_rank} reads for all {figures.world_size} ranks "
                 "(dispatcher): on the other ranks its wait looks like communication"
-            ]
-        if figures.straggler_rank is None or figures.straggler_fraction is None:
-            return []
-        late = {
-            "data": "waits for data in steps in which the others do not wait",
-            "compute": "computes longer than the others",
-        }.get(figures.straggler_part, "is late")
-        text = "rank {rank} {late}: this costs the other ranks {straggler_fraction} of the time"
-        return [self.say(text, rank=figures.straggler_rank, late=late)]
+            )
+        elif figures.straggler_rank is not None and figures.straggler_fraction is not None:
+            late = {
+                "data": "waits for data in steps in which the others do not wait",
+                "compute": "computes longer than the others",
+            }.get(figures.straggler_part, "is late")
+            text = "rank {rank} {late}: this costs the other ranks {straggler_fraction} of the time"
+            yield self.say(text, rank=figures.straggler_rank, late=late)
 
-    def window_lines(self) -> list[str]:
+    def window_lines(self) -> Iterator[str]:
         """What a profiler window tells of the communication."""
-        lines, skew = [], format_share(self.skew_share)
         if self.exposed:
-            lines.append(
+            yield self.say(
                 "in {exposed_communication_fraction} of the profiled time, only communication ran "
                 "({BOUND_COMMUNICATION})"
             )
         if self.figures.pure_communication_fraction is not None:
-            lines.append(
+            text = (
                 "the transfers alone (each collective on its fastest rank) take "
                 "{pure_communication_fraction} of the time; {skew} of the communication is waiting "
                 "for the last rank"
             )
-        return [self.say(line, skew=skew) for line in lines]
+            yield self.say(text, skew=format_share(self.skew_share))
 
-    def pattern_lines(self) -> list[str]:
+    def pattern_lines(self) -> Iterator[str]:
         """When the waits come, and with what."""
         figures, period = self.figures, self.figures.stall_period_fetches
         causes = [
@@ -305,55 +296,46 @@ class Evidence:
             for name, share in figures.waits_by_cause.items()
             if name != "loader" and share >= _LEAST_CAUSE
         ]
-        lines = [f"of all waiting, {', '.join(causes)}"] if causes else []
-        if figures.stall_pattern in ("", "steady"):
-            return lines
-        rows = figures.stall_period_rows
-        samples = "" if rows is None else f" ({rows:,.0f} samples)"
-        follows = ", once per epoch" if figures.stall_period_of == "epoch" else ""
-        line = f"a long wait about every {period or 0:,.0f} fetches{samples}{follows}"
-        return [*lines, line]
+        if causes:
+            yield f"of all waiting, {', '.join(causes)}"
+        if figures.stall_pattern not in ("", "steady"):
+            rows = figures.stall_period_rows
+            samples = "" if rows is None else f" ({rows:,.0f} samples)"
+            follows = ", once per epoch" if figures.stall_period_of == "epoch" else ""
+            yield f"a long wait about every {period or 0:,.0f} fetches{samples}{follows}"
 
-    def hidden_lines(self) -> list[str]:
+    def hidden_lines(self) -> Iterator[str]:
         """Waits of the host that cost nothing."""
         host, device = self.figures.host_stall_fraction, self.figures.device_stall_fraction
-        if host is None or device is None or host - device < thresholds.HIDDEN_WAIT:
-            return []
-        text = (
-            "the CPU-side wait is {host_stall_fraction}, but most of it is hidden behind work "
-            "queued on the GPU: a timer around the loop alone would count it as stall"
-        )
-        return [self.say(text)]
-
-    def memory_lines(self) -> list[str]:
-        """Signs that the run is short of memory: swap, then pressure."""
-        lines, figures = [], self.figures
-        is_pressed = (figures.psi_memory_full or 0.0) > thresholds.PRESSURE_MEMORY
-        if self.is_swapping:
-            rate = format_bytes(thresholds.SWAP_RATE)
-            lines.append(
-                "{swap_in_bytes_per_second} are read back from swap, in at least half of the "
-                f"samples (threshold {rate}/s); "
-                "up to {process_swap_bytes} of this run are in swap"
+        if host is not None and device is not None and host - device >= thresholds.HIDDEN_WAIT:
+            yield self.say(
+                "the CPU-side wait is {host_stall_fraction}, but most of it is hidden behind work "
+                "queued on the GPU: a timer around the loop alone would count it as stall"
             )
-        if is_pressed:
-            lines.append(
+
+    def memory_lines(self) -> Iterator[str]:
+        """Signs that the run is short of memory: swap, then pressure."""
+        if self.is_swapping:
+            yield self.say(
+                "{swap_in_bytes_per_second} are read back from swap, in at least half of the "
+                "samples (threshold {rate}/s); up to {process_swap_bytes} of this run are in swap",
+                rate=format_bytes(thresholds.SWAP_RATE),
+            )
+        if (self.figures.psi_memory_full or 0.0) > thresholds.PRESSURE_MEMORY:
+            yield self.say(
                 "every task waited for memory {psi_memory_full} of the time (Linux PSI; "
                 "{PRESSURE_MEMORY})"
             )
-        return list(map(self.say, lines))
 
-    def growth_lines(self) -> list[str]:
+    def growth_lines(self) -> Iterator[str]:
         """Memory that the run takes more of with every step."""
-        lines = []
         for one in self.figures.growth:
             line = f"the memory of {one.part} grows by {format_bytes(one.bytes_per_step)} per step"
             if one.full_in_seconds is not None:
                 line += f", and is full in {format_duration(one.full_in_seconds)}"
-            lines.append(line)
-        return lines
+            yield line
 
-    def cpu_lines(self) -> list[str]:
+    def cpu_lines(self) -> Iterator[str]:
         """Signs that the run does not get the processors it asks for."""
         told = {
             "quota": "the CPU quota of the control group withheld {share} of the requested CPU "
@@ -363,29 +345,13 @@ class Evidence:
             "others": "other programs used {other_cpu_share} of the CPU cores, and the run waited "
             "for a core {share} of the time",
         }
-        return [
-            self.say(f"{told[name]} ({{CPU_LOST}})", share=format_share(share))
-            for name, share in self.cpu_losses.items()
-            if share >= thresholds.CPU_LOST
-        ]
+        for name, share in self.cpu_losses.items():
+            if share >= thresholds.CPU_LOST:
+                yield self.say(f"{told[name]} ({{CPU_LOST}})", share=format_share(share))
 
-    def system_lines(self) -> list[str]:
+    def system_lines(self) -> Iterator[str]:
         """What the samples of the machine show where nothing else does."""
-        lines = [*self.memory_lines(), *self.cpu_lines()]
+        yield from self.memory_lines()
+        yield from self.cpu_lines()
         if (self.figures.disk_share or 0.0) >= thresholds.DISK_NEAR:
-            lines.append(self.say("reads use {disk_share} of the disk's capacity"))
-        return lines
-
-
-class _Words(dict[str, object]):
-    """What stands in sentences; see ``Evidence.say``."""
-
-    def __init__(self, figures: RunSummary, words: Mapping[str, object]) -> None:
-        super().__init__(words)
-        self._figures = figures
-
-    def __missing__(self, name: str) -> str:
-        if name.isupper():
-            origin = _ORIGINS.get(name, ": our choice")
-            return f"threshold {100 * getattr(thresholds, name):.0f} %{origin}"
-        return FIGURES[name].format(self._figures.figures[name])
+            yield self.say("reads use {disk_share} of the disk's capacity")

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fast_axolotl.measure.phases import OTHER, PREPARING, WAITING, Phases
+from fast_axolotl.measure.phases import Phases
 from fast_axolotl.measure.ranks import Job, RankFigures
 from fast_axolotl.record import RunRecord
-from fast_axolotl.record.arithmetic import finite, ratio, total
+from fast_axolotl.record.arithmetic import finite, known, ratio, total
 from fast_axolotl.record.catalogue import LEDGER
 from fast_axolotl.record.waits import WaitTotals
 
@@ -30,46 +30,36 @@ _PARTS_OF_SPANS = {
     "resume": "resume",
 }
 """Spans of other names belong to the rest."""
-_PARTS_BESIDE = {
-    PREPARING: "preparing",
-    OTHER: "code",
-    "checkpoint": "checkpoint",
-    "evaluation": "evaluation",
-}
-"""What looks at the stack saw in steps, beside the model."""
-_PARTS_BETWEEN = {
+_PARTS_OF_LOOKS = {
+    "preparing": "preparing",
     "data": "preparing",
-    PREPARING: "preparing",
     "checkpoint": "checkpoint",
     "evaluation": "evaluation",
+    "other": "code",
 }
-"""What they saw between loops; the rest stays there."""
+"""What looks at the stack saw in steps, beside the model, and between loops. Other code between
+loops stays there."""
 
 
-def find_clock(record: RunRecord, chosen: RankFigures | None) -> tuple[float, float]:
+def find_clock(record: RunRecord, chosen: RankFigures) -> tuple[float, float]:
     """When the run began, and the last that is known of it, in seconds since 1970.
 
     Only by lines of one machine: clocks of several differ.
     """
-    host = None if chosen is None else chosen.record.start.host
-    times, ends = [], []
+    host, seen = chosen.record.start.host, list[tuple[float, list[Any]]]()
     for rank in record.ranks.values():
         if rank.start.host == host:
-            times.append(rank.start.time)
             last = [*rank.blocks[-1:], *rank.marks[-1:], *rank.phases[-1:], rank.end]
-            ends += [rank.start.time + line.t for line in last if line is not None]
+            seen.append((rank.start.time, last))
     for node, system in record.systems.items():
-        if host is None or (node == host and record.is_first_training):
-            times.append(system.start.time)
-            seen = [*system.samples[-1:], system.end]
-            ends += [system.start.time + line.t for line in seen if line is not None]
-    begin = min(times, default=0.0)
-    return begin, max([begin, *filter(lambda end: finite(end) is not None, ends)])
+        if not record.ranks or (node == host and record.is_first_training):
+            seen.append((system.start.time, [*system.samples[-1:], system.end]))
+    begin = min((start for start, _ in seen), default=0.0)
+    ends = (start + line.t for start, lines in seen for line in lines if line is not None)
+    return begin, max([begin, *known(ends)])
 
 
-def fold_ledger(
-    record: RunRecord, job: Job, phases: Phases, since: float | None = None
-) -> dict[str, Any]:
+def fold_ledger(record: RunRecord, job: Job, phases: Phases, since: float | None) -> dict[str, Any]:
     """The whole wall clock, its parts, and the goodput: tokens ÷ all of it.
 
     ``phases`` divide what is not waited for. ``since`` leaves out what came before, start-up
@@ -89,7 +79,7 @@ def fold_ledger(
         # The ranks of one model see the same tokens.
         tokens *= groups / len(readers)
     values = {"duration_seconds": whole, "goodput_tokens_per_second": ratio(tokens, whole)}
-    if chosen is None or not whole:
+    if not ranks or not whole:
         return values
 
     both = (chosen.warmup, chosen.steady)
@@ -109,8 +99,8 @@ def fold_ledger(
     startup, first_step = (0.0, 0.0) if since is not None else _find_start(chosen, begin, end)
     is_apart = exposed is not None or job.world_size < 2
     working = max(0.0, loop - data - communication - first_step - sum(spans.values()))
-    rest = sum(share for phase, share in phases.step.items() if phase != WAITING) or 1.0
-    beside = {part: working * phases.cost(phase) / rest for phase, part in _PARTS_BESIDE.items()}
+    rest = sum(share for phase, share in phases.step.items() if phase != "waiting") or 1.0
+    beside = {phase: working * phases.cost(phase) / rest for phase in _PARTS_OF_LOOKS}
     compute, unknown = "compute", "compute_and_communication"
     if not is_apart:
         compute, unknown = unknown, compute
@@ -119,16 +109,14 @@ def fold_ledger(
     parts |= {"data": data, "startup": startup, "first_step": first_step}
     for name, part in _PARTS_OF_SPANS.items():
         parts[part] += spans[name]
-    for part, seconds in beside.items():
-        parts[part] += seconds
-    for phase, part in _PARTS_BETWEEN.items():
-        moved = spans["between"] * phases.between.get(phase, 0.0)
+    for phase, part in _PARTS_OF_LOOKS.items():
+        moved = spans["between"] * phases.between.get(phase, 0.0) if phase != "other" else 0.0
         parts["between"] -= moved
-        parts[part] += moved
-    known = sum(parts.values())
-    if known > whole:
+        parts[part] += beside[phase] + moved
+    divided = sum(parts.values())
+    if divided > whole:
         # Times of a device, or of two files, overlap a little.
-        parts = {part: seconds * whole / known for part, seconds in parts.items()}
+        parts = {part: seconds * whole / divided for part, seconds in parts.items()}
     parts["other"] = max(0.0, whole - sum(parts.values()))
     return values | {"ledger": parts}
 
@@ -145,7 +133,8 @@ def _find_start(rank: RankFigures, begin: float, end: float) -> tuple[float, flo
         return max(0.0, origin + (finite(first.t) or took) - took - begin), 0.0
     # Spans before the first fetch are recorded with the first step.
     early = min(max(0.0, took - ((finite(first.t) or took) - fetched[0])), spans)
-    extra, usual = 0.0, ratio(rank.own_seconds, rank.steady.steps)
+    own_seconds = rank.steady.wall_seconds - _waits_of(rank.steady)
+    extra, usual = 0.0, ratio(own_seconds, rank.steady.steps)
     if first.first_step == 0 and first.walls and first.hosts and usual is not None:
         extra = max(0.0, (finite(first.walls[0]) or 0.0) - first.hosts[0] - usual)
     return max(0.0, origin + fetched[0] - begin - early), extra

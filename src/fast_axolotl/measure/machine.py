@@ -122,16 +122,13 @@ def _fold_node(
         empty = SystemRecord(start=SystemStart(time=0.0, host="", root_pid=0))
         nothing, _ = _fold_node(empty, own, all_ranks)
         return nothing, dict.fromkeys(nothing, _UNWATCHED)
-    ranks = own or all_ranks
-    begins = [rank.steady_from for rank in ranks if rank.steady_from is not None]
-    ends = [rank.steady_to for rank in ranks if rank.steady_to is not None]
-    zero = system.start.time
+    ranks, start = own or all_ranks, system.start
     samples: Sequence[SystemSample] = system.samples
     if ranks:
-        begin, end = min(begins, default=math.inf), max(ends, default=-math.inf)
-        samples = [sample for sample in samples if begin <= zero + sample.t <= end]
+        begin = min(known(rank.steady_from for rank in ranks), default=math.inf)
+        end = max(known(rank.steady_to for rank in ranks), default=-math.inf)
+        samples = [sample for sample in samples if begin <= start.time + sample.t <= end]
     several = samples if len(samples) > 1 else system.samples
-    start = system.start
 
     def rate(counter: str) -> _Found:
         return _rate(several, counter), counter
@@ -166,9 +163,9 @@ def _fold_node(
             free.append(held["total"] - held["reserved_peak"])
 
     def level(name: str) -> int | None:
-        return _whole(middle(getattr(sample, name) for sample in samples))
+        value = middle(getattr(sample, name) for sample in samples)
+        return None if value is None else round(value)
 
-    hwm = _highest(sample.hwm_bytes for sample in system.samples)
     limit = min((size for size in (start.limit_bytes, start.memory_bytes) if size), default=None)
     peak = most = _highest(one.working_set_bytes for one in system.samples)
     if most is None and not any(sample.pss_bytes is not None for sample in system.samples):
@@ -180,9 +177,9 @@ def _fold_node(
         most = max(most, *(sample.largest_anon_bytes or 0 for sample in system.samples))
     found: dict[str, _Found] = {
         "working_set_bytes": (level("working_set_bytes"), "pss_bytes"),
-        "working_set_peak_bytes": (_whole(peak), "pss_bytes"),
+        "working_set_peak_bytes": (peak, "pss_bytes"),
         "rss_bytes": (level("rss_bytes"), "rss_bytes"),
-        "hwm_bytes": (_whole(hwm), "hwm_bytes"),
+        "hwm_bytes": (_highest(one.hwm_bytes for one in system.samples), "hwm_bytes"),
         "limit_bytes": (limit, "limit_bytes"),
         "limit_share": (ratio(most, limit), "pss_bytes"),
         "psi_memory_full": rate("psi_memory_full_seconds"),
@@ -201,10 +198,10 @@ def _fold_node(
         "swap_in_bytes_per_second": rate("swap_in_bytes"),
         "swap_out_bytes_per_second": rate("swap_out_bytes"),
         "is_swap_sustained": (is_sustained, "swap_in_bytes"),
-        "process_swap_bytes": (_whole(_highest(one.swap_bytes for one in several)), "swap_bytes"),
+        "process_swap_bytes": (_highest(one.swap_bytes for one in several), "swap_bytes"),
         # Means over devices and samples; of memory, the highest of one device.
         "gpu_utilization": (mean(gpu.utilization for gpu in devices), "gpus"),
-        "gpu_memory_bytes": (_whole(_highest(gpu.memory_bytes for gpu in devices)), "gpus"),
+        "gpu_memory_bytes": (_highest(gpu.memory_bytes for gpu in devices), "gpus"),
         "gpu_free_bytes": (min(free, default=None), "gpus"),
         "gpu_power_watts": (mean(gpu.power_watts for gpu in devices), "gpus"),
         "gpu_clock_mhz": (mean(gpu.clock_mhz for gpu in devices), "gpus"),
@@ -217,14 +214,14 @@ def _fold_node(
     return {name: value for name, (value, _) in found.items()}, reasons
 
 
-def find_growth(system: SystemRecord | None, rank: RankFigures | None) -> tuple[Growth, ...]:
+def find_growth(system: SystemRecord | None, rank: RankFigures) -> tuple[Growth, ...]:
     """The parts of the memory that grow in the steady phase; first that which is full first.
 
     The slope is Theil and Sen's over all samples but those of the first third. What grows does so
     in each third of the others, half as fast or more as in all and in the first of them: what only
     warms up or fills does not.
     """
-    if system is None or rank is None or rank.steady_from is None or rank.steady_to is None:
+    if system is None or rank.steady_from is None or rank.steady_to is None:
         return ()
     begin = rank.steady_from + (rank.steady_to - rank.steady_from) / 3
     zero, own_zero = system.start.time, rank.record.start.time
@@ -298,7 +295,3 @@ def _explain(name: str, source: str, system: SystemRecord, samples: Sequence[Sys
 
 def _highest(values: Iterable[float | None]) -> float | None:
     return max(known(values), default=None)
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else round(value)

@@ -32,7 +32,7 @@ from typing import Any, Literal, TypeVar
 
 from fast_axolotl._version import __version__
 from fast_axolotl.errors import UsageError
-from fast_axolotl.measure.batch_counts import BatchCounter, read_loader, ready_batches
+from fast_axolotl.measure.batch_counts import BatchCount, BatchCounter, read_loader, ready_batches
 from fast_axolotl.measure.blocks import BlockBuilder
 from fast_axolotl.measure.events import CudaEvents, EventPair, find_events
 from fast_axolotl.measure.sampler import SystemSampler
@@ -237,9 +237,9 @@ class Meter:
         self._sampler: SystemSampler | None = None
         self._stacks: StackSampler | None = None
         self._workers = WorkerLines(journal.folder, self.rank)
-        self._stacks_from = self._stacks_due = self._stacks_cpu_seconds = 0.0
-        """When the lines of code were last written, will be next, and what the looks had cost when
-        the warm-up ended."""
+        self._stacks_due = self._stacks_cpu_seconds = 0.0
+        """When the lines of code will be written next, and what the looks had cost when the warm-up
+        ended."""
         self._working_set_bytes: int | None = None
         self._fetch_start: float | None = None
         self._fetch_event: Any = None
@@ -247,11 +247,9 @@ class Meter:
         """Whether the time before the first fetch of a loop is timed."""
         self._is_due = False
         """Whether that time is a wait: the loop has begun. Else it lies between two loops."""
-        self._is_watch_fetch = False
         self._span_name = ""
         self._span_start = 0.0
         self._span_event: Any = None
-        self._is_loss_told = False
         self._begin_seconds = 0.0
         self._overhead_seconds = 0.0
         """What the meter itself took, but for what was hidden behind the device's work; of the
@@ -278,9 +276,7 @@ class Meter:
     def __enter__(self) -> Meter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         self.close(*end_of(error))
 
     # The loop, or a hook in it, tells:
@@ -296,16 +292,14 @@ class Meter:
         try:
             while True:
                 self.fetch_begin(ready_batches(iterator))
-                self._is_watch_fetch = True
                 iterator = iter(iterable) if iterator is None else iterator
                 try:
                     batch = next(iterator)
                 except StopIteration:
                     self.exhausted()
                     return
-                # Where a hook at the base iterator timed fetches meanwhile, those are the fetches.
-                if self._is_watch_fetch:
-                    self.fetch_end(batch)
+                # Where a hook at the base iterator has timed fetches meanwhile, none is open here.
+                self.fetch_end(batch)
                 yield batch
                 del batch  # what the loop has let go of is not held during the next fetch
         except GeneratorExit:
@@ -335,13 +329,12 @@ class Meter:
             if self._stacks is not None and tracker.num_fetches < _LEARNED:
                 self._stacks.looks.learn("fetch", sys._getframe())
             if not tracker.has_begun:
-                self._mark("first_fetch", began)
+                self._journal.mark("first_fetch", at=began)
             elif tracker.is_new_epoch:
-                self._mark("epoch", now)
+                self._journal.mark("epoch", at=now)
             self._take(tracker.begin_fetch(now))
             self._is_fetching = True
         tracker.see_queue(queue_depth)
-        self._is_watch_fetch = False
         if not self._is_early:
             self._fetch_event = self._blocks.record()
             self._fetch_start = self._clock()
@@ -355,7 +348,7 @@ class Meter:
             return
         host_wait_seconds, pair = self._end_wait(now)
         if self._tracker.num_fetches == 0:
-            self._journal.mark("first_batch", at=now, step=0, fetch=0, row=0)
+            self._journal.mark("first_batch", at=now)
         counted = self._counter.count(batch, is_patient=pair is not None)
         self._tracker.end_fetch(host_wait_seconds, pair, counted)
         if pair is None or pair[0] is not pair[1]:  # else the device was busy all the while
@@ -413,7 +406,6 @@ class Meter:
                 self._begin_early_wait(now, is_due=self._is_due)
             num_skipped = self._tracker.find_skipped()
             if num_skipped:
-                self._blocks.flush()
                 self._blocks.leave_out(num_skipped, now, self.read_over)
             self._overhead_seconds += self._clock() - now
 
@@ -422,7 +414,8 @@ class Meter:
         self, count: int, *, trainable: int | None = None, padded: int | None = None
     ) -> None:
         """Add real tokens to the current step. Reported numbers replace counted ones."""
-        self._tracker.add_tokens(count, trainable, padded)
+        told = BatchCount(real_tokens=count, trainable_tokens=trainable, padded_tokens=padded)
+        self._tracker.add_tokens(told)
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -446,7 +439,7 @@ class Meter:
     @_guarded
     def mark(self, name: str, text: str = "") -> None:
         """Note that something happened now, by a name of your own."""
-        self._mark(name, self._clock(), text)
+        self._journal.mark(name, text=text)
 
     @_guarded
     def log(self, step: int, values: Mapping[str, Any]) -> None:
@@ -504,8 +497,7 @@ class Meter:
         looks = Looks()
         self._stacks = StackSampler(looks, lambda: self.place)
         self._blocks.take_phases = looks.take_phases
-        self._stacks_from = self._clock()
-        self._stacks_due = self._stacks_from + _LEAST_STACKS_SECONDS
+        self._stacks_due = self._clock() + _LEAST_STACKS_SECONDS
         self._stacks.start()
 
     def worker_start(self, original: Callable[[int], Any] | None) -> Callable[[int], Any] | None:
@@ -555,7 +547,6 @@ class Meter:
         num_fetches = self._tracker.num_fetches - self._overhead_from
         self._journal.end(reason, error, self._overhead_seconds, num_fetches)
         self._blocks.close()
-        self._fetch_event = self._span_event = None
 
     def go_quiet(self) -> None:
         """Stop measuring and do not touch the record any more, as a forked child does."""
@@ -594,26 +585,19 @@ class Meter:
         """Note the lines of code that most time went to since the last time."""
         if self._stacks is None:
             return
-        journal, seconds = self._journal, now - self._stacks_from
-        age = journal.since_start(now)
-        self._stacks_from = now
+        journal, age = self._journal, self._journal.since_start(now)
         self._stacks_due = now + min(max(_LEAST_STACKS_SECONDS, age / 60), _MOST_STACKS_SECONDS)
         if lines := self._stacks.looks.take_lines():
-            journal.write(Stacks(t=age, who="training", seconds=round(seconds, 3), lines=lines))
+            journal.write(Stacks(t=age, who="training", lines=lines))
         seconds, lines = self._workers.take()
         if lines:
             journal.write(Stacks(t=age, who="workers", seconds=round(seconds, 3), lines=lines))
-
-    def _mark(self, name: str, at: float, text: str = "") -> None:
-        done = self._tracker
-        place = {"step": done.num_steps, "fetch": done.num_fetches, "row": done.num_samples}
-        self._journal.mark(name, at=at, text=text, **place)
 
     def _take(self, step: Step | None) -> None:
         if step is None:
             return
         if step.number == 0:
-            self._journal.mark("first_step", at=step.end, step=0)
+            self._journal.mark("first_step", at=step.end)
             self.note_replacements()
         elif step.number == WARMUP_STEPS - 1:
             self._overhead_seconds, self._overhead_from = 0.0, self._tracker.num_fetches
@@ -621,12 +605,9 @@ class Meter:
                 self._stacks_cpu_seconds = self._stacks.cpu_seconds
             self._note_device()
         self._blocks.add(step)
-        if self._tracker.is_lost and not self._is_loss_told:
-            self._is_loss_told = True
-            text = (
-                "the optimizer is not called any more (a CUDA graph?): steps are counted by fetches"
-            )
-            self._mark("note", step.end, text)
+        if self._tracker.note:
+            self._journal.mark("note", at=step.end, text=self._tracker.note)
+            self._tracker.note = ""
         if step.end >= self._stacks_due:
             self._write_stacks(step.end)
 
@@ -641,7 +622,7 @@ class Meter:
         if self._is_early:
             wait = self._end_wait(now)
             if self._is_due:
-                self._tracker.add_early_wait(*wait)
+                self._tracker.early_waits.append(wait)
             else:
                 self._tracker.add_span("between", *wait)
         self._span_name, self._span_start = name, now
@@ -678,17 +659,16 @@ class Meter:
 
 def _read_cuda() -> dict[str, Any]:
     """The memory that torch has taken of the device of this process, where it uses one."""
-    found: dict[str, Any] = {}
-    with suppress(AttributeError, RuntimeError):  # no torch, an older one, a device that is lost
-        cuda = sys.modules["torch"].cuda if "torch" in sys.modules else None
-        if cuda is not None and cuda.is_initialized():
-            device = cuda.get_device_properties(cuda.current_device())
-            found["cuda_memory"] = {
-                "total": device.total_memory,
+    with suppress(KeyError, AttributeError, RuntimeError):  # no torch, a device that is lost
+        cuda = sys.modules["torch"].cuda
+        if cuda.is_initialized():
+            held = {
+                "total": cuda.get_device_properties(cuda.current_device()).total_memory,
                 "reserved_peak": cuda.max_memory_reserved(),
                 "allocated_peak": cuda.max_memory_allocated(),
             }
-    return found
+            return {"cuda_memory": held}
+    return {}
 
 
 @functools.cache

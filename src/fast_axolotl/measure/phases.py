@@ -11,24 +11,23 @@ On a GPU the host's stack tells what the *host* did. That costs time only while 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from fast_axolotl.measure.ranks import RankFigures, add_up_looks
-from fast_axolotl.measure.stacks import LOADING, RATE
-from fast_axolotl.record import StackLine
+from fast_axolotl.measure.stacks import RATE
 from fast_axolotl.record.arithmetic import ratio
 from fast_axolotl.record.catalogue import STEP
 from fast_axolotl.record.figures import CodeLine
 
-WAITING, PREPARING, OTHER, BETWEEN = "waiting", "preparing", "other", "between"
-SAMPLER = "sampler"
 MODEL = ("forward", "backward", "optimizer")
-_BESIDE = (PREPARING, "checkpoint", "evaluation", OTHER)
+_BESIDE = ("preparing", "checkpoint", "evaluation", "other")
 """Those that a GPU may hide."""
-_SAME = {"backward/idle": "backward", "evaluate": "evaluation"}
+_SAME = {"backward/idle": "backward", "evaluate": "evaluation", "waiting/sampler": "sampler"}
 _LEAST_SECONDS = 0.5
 """Of looks, to divide anything by."""
-_TOLD = (WAITING, SAMPLER, PREPARING, "checkpoint", "evaluation", OTHER, BETWEEN)
+_TOLD = ("waiting", "sampler", "preparing", "checkpoint", "evaluation", "other", "between")
 _MOST_LINES = 3
 _LEAST_LINE = 0.05
 """Of its phase, for a line to be told."""
@@ -57,7 +56,7 @@ class Phases:
     def cost(self, phase: str) -> float:
         """Share of the time of a step that a phase costs."""
         share = self.step.get(phase, 0.0)
-        if phase == OTHER and self.is_foreign:
+        if phase == "other" and self.is_foreign:
             return 0.0
         return share * self.visible if phase in _BESIDE else share
 
@@ -68,9 +67,7 @@ class Phases:
         return sum(self.step.get(phase, 0.0) for phase in MODEL) + hidden
 
 
-def fold_phases(
-    rank: RankFigures, stall: float | None, idle: float | None, also: str = ""
-) -> Phases:
+def fold_phases(rank: RankFigures, stall: float | None, idle: float | None, also: str) -> Phases:
     """Divide the steady phase of one rank.
 
     ``stall`` is the share of it that the host waited for data; ``idle`` that in which the device
@@ -83,17 +80,17 @@ def fold_phases(
         return Phases()
     waited = inside.pop("data", 0.0)
     if rank.is_fed_unseen:
-        inside[WAITING] = inside.get(WAITING, 0.0) + waited
-        stall = inside[WAITING] / sum(inside.values())
+        inside["waiting"] = inside.get("waiting", 0.0) + waited
+        stall = inside["waiting"] / sum(inside.values())
     else:  # a queue of the loop's own, behind the loader
-        inside[PREPARING] = inside.get(PREPARING, 0.0) + waited
-    own = add_up_looks(rank.steady_blocks, WAITING)
-    waited = inside.get(WAITING, 0.0) + sum(own.values())
+        inside["preparing"] = inside.get("preparing", 0.0) + waited
+    own = add_up_looks(rank.steady_blocks, "waiting")
+    waited = inside.get("waiting", 0.0) + sum(own.values())
     wait = min(1.0, stall or 0.0)
-    rest = sum(seconds for name, seconds in inside.items() if name != WAITING)
+    rest = sum(seconds for name, seconds in inside.items() if name != "waiting")
     step = {name: (1.0 - wait) * inside.get(name, 0.0) / (rest or 1.0) for name in STEP}
-    step[WAITING] = wait if rest else 1.0
-    outside = add_up_looks(rank.record.blocks, BETWEEN)
+    step["waiting"] = wait if rest else 1.0
+    outside = add_up_looks(rank.record.blocks, "between")
     whole = sum(outside.values()) or 1.0
     beside = sum(step[name] for name in _BESIDE)
     blocks, (loaded, idled) = rank.record.blocks, rank.worker_seconds
@@ -105,49 +102,41 @@ def fold_phases(
         loading=rank.loading,
         workers=ratio(loaded + idled, wall) or 0.0,
         visible=1.0 if idle is None or not beside else min(1.0, max(0.0, idle) / beside),
-        lines=_find_lines(rank, also),
+        lines=tuple(_find_lines(rank, also)),
         is_foreign=rank.record.start.source == "loop" and not any(map(inside.get, MODEL)),
     )
 
 
-def _find_lines(rank: RankFigures, also: str) -> tuple[CodeLine, ...]:
+def _find_lines(rank: RankFigures, also: str) -> Iterator[CodeLine]:
     """The lines that most of each phase was spent in. Of waits for workers, what these did."""
-    phases: dict[str, dict[tuple[str, int, str], list[StackLine]]] = {}
+    phases: dict[str, dict[tuple[str, int, str], dict[str, float]]] = {}
+    same = _SAME | {"data": "waiting" if rank.is_fed_unseen else "preparing"}
     for stacks in rank.record.stacks:
         for line in stacks.lines:
             outer = line.phase.partition("/")[0]
-            phase = _SAME.get(line.phase, _SAME.get(outer, outer))
-            if line.phase == f"{WAITING}/{SAMPLER}":
-                phase = SAMPLER
-            if phase == "data":
-                phase = WAITING if rank.is_fed_unseen else PREPARING
+            phase = same.get(line.phase, same.get(outer, outer))
             where = (line.file, line.line, line.function)
-            phases.setdefault(phase, {}).setdefault(where, []).append(line)
-    if LOADING in phases:
-        phases.pop(WAITING, None)
-    found = []
-    for phase in dict.fromkeys((LOADING, *_TOLD, also)):
+            calls = phases.setdefault(phase, {}).setdefault(where, defaultdict(float))
+            calls[line.call] += line.seconds
+    if "loading" in phases:
+        phases.pop("waiting", None)
+    for phase in dict.fromkeys(("loading", *_TOLD, also)):
         lines = phases.get(phase, {})
-        sums = {where: sum(line.seconds for line in same) for where, same in lines.items()}
+        sums = {where: sum(calls.values()) for where, calls in lines.items()}
         whole = sum(sums.values())
         for where in sorted(sums, key=lambda where: -sums[where])[:_MOST_LINES]:
             if sums[where] < _LEAST_LINE * whole:
                 continue
-            calls: dict[str, float] = {}
-            for line in lines[where]:
-                calls[line.call] = calls.get(line.call, 0.0) + line.seconds
-            found.append(
-                CodeLine(
-                    phase=phase,
-                    file=where[0],
-                    line=where[1],
-                    function=where[2],
-                    call=max(calls, key=lambda call: calls[call]),
-                    seconds=sums[where],
-                    share=sums[where] / whole,
-                )
+            file, number, function = where
+            yield CodeLine(
+                phase=phase,
+                file=file,
+                line=number,
+                function=function,
+                call=max(lines[where], key=lines[where].__getitem__),
+                seconds=sums[where],
+                share=sums[where] / whole,
             )
-    return tuple(found)
 
 
 def looks_error(share: float, seconds: float) -> float:

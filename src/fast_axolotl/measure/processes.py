@@ -19,13 +19,13 @@ small ones.
 
 from __future__ import annotations
 
-import operator
 import os
+from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fast_axolotl.record import SystemSample
 from fast_axolotl.system import PROC, read_bytes_of
@@ -42,27 +42,9 @@ _MEMORY = {
 }
 """Field of a sample → line of ``status``."""
 
-_PSS = {
-    "pss_bytes": b"Pss",
-    "pss_anon_bytes": b"Pss_Anon",
-    "pss_shared_bytes": b"Pss_Shmem",
-}
+_PSS = {"pss_bytes": b"Pss", "pss_anon_bytes": b"Pss_Anon", "pss_shared_bytes": b"Pss_Shmem"}
 """Field of a sample → line of ``smaps_rollup``. A page that n processes share counts for one n-th
 of it. Kernels before 5.3 do not divide the total."""
-
-
-class Counters(NamedTuple):
-    """What only grows; that of the children a process has waited for is in it."""
-
-    read_bytes: float = 0
-    """Fetched from a device: what the page cache held is not in it."""
-    read_chars: float = 0
-    """Asked for by read calls, cached or not. Reads of mapped files are not in it."""
-    cpu_seconds: float = 0
-
-    def plus(self, other: Counters) -> Counters:
-        """The sum."""
-        return Counters(*map(operator.add, self, other))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +55,8 @@ class ProcessStat:
     parent_pid: int
     start_ticks: int
     """When it began; together with the pid it names a process for good."""
-    cpu_seconds: float
-    """Its own, and that of the children it has waited for."""
+    cpu_ticks: int
+    """Its own processor time, and that of the children it has waited for."""
     is_alive: bool
     """False for a zombie. A main thread that ended before its siblings is none."""
 
@@ -92,8 +74,10 @@ class _Member:
     is_io_readable: bool = True
 
     @property
-    def counters(self) -> Counters:
-        return Counters(*self.reads, self.stat.cpu_seconds)
+    def counters(self) -> Counter[str]:
+        """What only grows; that of the children it has waited for is in it."""
+        read_bytes, read_chars = self.reads
+        return Counter(read_bytes=read_bytes, read_chars=read_chars, cpu_ticks=self.stat.cpu_ticks)
 
 
 class ProcessTree:
@@ -109,12 +93,11 @@ class ProcessTree:
         self._excluded = frozenset(exclude_pids)
         self._members: dict[int, _Member] = {}
         self._foreign: set[int] = set()
-        self._joining: set[int] = set()
         self._ranks: set[int] = set()
-        self._before = Counters()
+        self._before = Counter[str]()
         """What processes that joined had counted before that: it is not of the time watched."""
-        self._ended = Counters()
-        self._highest = Counters()
+        self._ended = Counter[str]()
+        self._highest = Counter[str]()
         self._waited: float | None = None
         self._root_ticks: int | None = None
         self._samples = 0
@@ -127,9 +110,7 @@ class ProcessTree:
     def add_root(self, pid: int) -> None:
         """Have a rank's process and its descendants in the tree from the next sample on."""
         self._ranks.add(pid)
-        if pid not in self._members:
-            self._joining.add(pid)
-            self._foreign.clear()
+        self._foreign.clear()
 
     def sample(self) -> SystemSample:
         """Sums over the living processes, at ``t`` 0; counters hold what ended ones did, too.
@@ -142,17 +123,14 @@ class ProcessTree:
             if not self._read_member(member):
                 del self._members[pid]
                 if member.stat.parent_pid not in before:
-                    self._ended = self._ended.plus(member.counters)
+                    self._ended += member.counters
         self._admit()
         self._samples += 1
         root = self._members.get(self.root_pid)
         self.is_alive = root is not None and root.stat.is_alive
         living = self._members.values()
-        counters = self._ended
-        for member in living:
-            counters = counters.plus(member.counters)
-        watched = map(operator.sub, counters, self._before)
-        counters = self._highest = Counters(*map(max, watched, self._highest))
+        counted = sum((member.counters for member in living), self._ended)
+        self._highest |= counted - self._before
         delays = [member.new_delay for member in living if member.new_delay is not None]
         if delays:
             self._waited = (self._waited or 0.0) + max(delays)
@@ -168,9 +146,9 @@ class ProcessTree:
             t=0.0,
             processes=sum(member.stat.is_alive for member in living),
             **memory,
-            read_bytes=int(counters.read_bytes) if is_readable else None,
-            read_chars=int(counters.read_chars) if is_readable else None,
-            cpu_seconds=round(counters.cpu_seconds, 2),
+            read_bytes=self._highest["read_bytes"] if is_readable else None,
+            read_chars=self._highest["read_chars"] if is_readable else None,
+            cpu_seconds=round(self._highest["cpu_ticks"] / os.sysconf("SC_CLK_TCK"), 2),
             cpu_wait_seconds=None if self._waited is None else round(self._waited, 3),
         )
 
@@ -203,31 +181,27 @@ class ProcessTree:
 
     def _admit(self) -> None:
         """Takes new processes in."""
-        try:
+        listed: set[int] = set()
+        with suppress(OSError):
             listed = {int(name) for name in os.listdir(self._proc) if name.isdigit()}  # noqa: PTH208 - cheaper
-        except OSError:
-            listed = set()
         if self._samples % _FORGET_EVERY == 0:
             self._foreign = set()
         self._foreign &= listed
-        new = listed - self._foreign - self._members.keys()
+        new = listed - self._excluded - self._foreign - self._members.keys()
         found = (read_stat(pid, proc=self._proc) for pid in sorted(new))
         stats = {stat.pid: stat for stat in found if stat is not None}
-        for pid in self._excluded & stats.keys():
-            self._foreign.add(pid)
-            del stats[pid]
         root = stats.get(self.root_pid)
         if root is not None and self._root_ticks in (None, root.start_ticks):
             self._root_ticks = root.start_ticks
             self._take_in(stats.pop(self.root_pid))
         self._take_in_children(stats)
         known = set(self._members)
-        for pid in self._joining & stats.keys():
+        for pid in self._ranks & stats.keys():
             self._take_in(stats.pop(pid))
-        self._joining.clear()
         self._take_in_children(stats)
+        self._ranks &= self._members.keys()
         for pid in self._members.keys() - known:
-            self._before = self._before.plus(self._members[pid].counters)
+            self._before += self._members[pid].counters
         # Listing is no moment: a parent may be missing whose child is there. Such a child is
         # looked at again next time.
         self._foreign |= {pid for pid, stat in stats.items() if stat.parent_pid in listed | {0}}
@@ -241,11 +215,6 @@ class ProcessTree:
         while children := [s for s in stats.values() if s.parent_pid in self._members]:
             for stat in children:
                 self._take_in(stats.pop(stat.pid))
-
-
-def has_procfs(proc: Path = PROC) -> bool:
-    """Whether there is a procfs at all."""
-    return (proc / "stat").exists()
 
 
 def read_memory(pid: int | str = "self", *, proc: Path = PROC) -> dict[str, int] | None:
@@ -274,7 +243,7 @@ def read_stat(pid: int | str, *, proc: Path = PROC) -> ProcessStat | None:
             pid=int(head.split(b" ", 1)[0]),
             parent_pid=int(fields[1]),
             start_ticks=int(fields[19]),
-            cpu_seconds=sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK"),
+            cpu_ticks=sum(map(int, fields[11:15])),
             is_alive=fields[0] not in (b"Z", b"X") or int(fields[17]) > 1,
         )
     except (IndexError, ValueError):
@@ -282,7 +251,8 @@ def read_stat(pid: int | str, *, proc: Path = PROC) -> ProcessStat | None:
 
 
 def read_io(pid: int | str, *, proc: Path = PROC) -> tuple[int, int] | None:
-    """The first two of ``Counters``; ``None`` for another user's process."""
+    """Bytes fetched from a device, where the page cache did not hold them; and asked for by read
+    calls, cached or not, but for mapped files. ``None`` for another user's process."""
     found = read_lines(f"{proc}/{pid}/io")
     with suppress(KeyError, IndexError, ValueError):
         return int(found[b"read_bytes"][0]), int(found[b"rchar"][0])

@@ -39,14 +39,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from fast_axolotl.record import (
-    Histogram,
-    ProfileWindow,
-    RankRecord,
-    StepBlock,
-    thresholds,
-)
-from fast_axolotl.record.arithmetic import finite, middle, ratio, total
+from fast_axolotl.record import Histogram, ProfileWindow, RankRecord, Start, StepBlock, thresholds
+from fast_axolotl.record.arithmetic import finite, known, middle, ratio, total
 from fast_axolotl.record.figures import RankSummary
 from fast_axolotl.record.waits import (
     LEAST_PRESENCE,
@@ -74,7 +68,6 @@ _SIZES = {
     "pipeline_parallel": ("pipeline_parallel_size",),
 }
 """Setting → names of the same in a framework's configuration."""
-
 
 LEAST_LOOKED_SECONDS = 3.0
 """Of looks, to tell how long a rank works. Ours: sixty looks."""
@@ -118,8 +111,8 @@ class RankFigures:
     """What became of the ready queue, if it drained."""
     warmup: WaitTotals = field(default_factory=WaitTotals)
     steady: WaitTotals = field(default_factory=WaitTotals)
-    host_waits: Histogram = field(default_factory=Histogram)
-    device_waits: Histogram = field(default_factory=Histogram)
+    waits: Histogram = field(default_factory=Histogram)
+    """The waits of single fetches that the stall is made of."""
     step_times: Histogram = field(default_factory=Histogram)
     spans: dict[str, float] = field(default_factory=dict)
     steady_span_seconds: float = 0.0
@@ -132,17 +125,6 @@ class RankFigures:
     def rank(self) -> int:
         """Its number."""
         return self.record.start.rank
-
-    @property
-    def waits(self) -> Histogram:
-        """The waits of single fetches that the stall is made of."""
-        return self.device_waits if self.steady.source == "device" else self.host_waits
-
-    @property
-    def own_seconds(self) -> float | None:
-        """Steady time less the waits for data."""
-        stall = self.steady.stall_fraction
-        return None if stall is None else self.steady.wall_seconds * (1.0 - stall)
 
     @property
     def is_long_enough(self) -> bool:
@@ -256,10 +238,11 @@ def fold_rank(record: RankRecord) -> RankFigures:
         folded.warmup.add_block(block)
     for block in steady:
         folded.steady.add_block(block)
-        folded.host_waits.merge(block.host_waits)
-        folded.device_waits.merge(block.device_waits or {})
         folded.step_times.merge(block.step_times)
         folded.steady_span_seconds += total(block.spans.values()) or 0.0
+    for block in steady:
+        is_device = folded.steady.source == "device"
+        folded.waits.merge((block.device_waits if is_device else block.host_waits) or {})
     per_step = round(ratio(folded.steady.fetches, folded.steady.steps) or 1)
     if per_step > 1:
         # Where the trainer did not say it, it is what was counted.
@@ -341,7 +324,7 @@ class Pattern(NamedTuple):
 
 def find_pattern(waits: Histogram, waits_by_cause: Mapping[str, float]) -> Pattern:
     """The pattern of all waits, by how many of them are long, given what caused them."""
-    bins = sorted(waits.items(), reverse=True)
+    bins = sorted(waits.durations(), reverse=True)
     whole = sum(map(math.prod, bins))
     left, least = whole / 2, 0.0
     for seconds, count in bins:
@@ -353,10 +336,10 @@ def find_pattern(waits: Histogram, waits_by_cause: Mapping[str, float]) -> Patte
     number, held = sum(count for _, count in long), sum(map(math.prod, long))
     if number < 2 or not whole:
         return Pattern()
-    period = waits.count / number
+    period = waits.total() / number
     if waits_by_cause.get("epoch", 0.0) >= thresholds.MOST_WAITING:
         return Pattern("periodic", period, "epoch")  # no queue reaches across epochs
-    if number > _MOST_LONG * waits.count or held < _LEAST_HELD * whole:
+    if number > _MOST_LONG * waits.total() or held < _LEAST_HELD * whole:
         return Pattern()
     return Pattern("burst" if period <= DEEPEST_QUEUE else "periodic", period, "rows")
 
@@ -391,9 +374,9 @@ class Job:
     """What all ranks lose together to waiting for data, and to each other."""
 
     ranks: Sequence[RankFigures]
-    chosen: RankFigures | None = None
+    chosen: RankFigures = field(init=False)
     """The rank that decides about the data: it causes most of the waiting, of those that recorded
-    enough to be judged; or it reads for all."""
+    enough to be judged; or it reads for all. Without ranks, one that recorded nothing."""
     source: StallSource = ""
     host_stall_fraction: float | None = None
     device_stall_fraction: float | None = None
@@ -448,8 +431,9 @@ def _fold_stall(job: Job) -> None:
     steady = [rank for rank in job.ranks if rank.steady.steps and rank.steady.wall_seconds > 0]
     steps = find_common_steps([rank.steady_blocks for rank in steady])
     if readers or len(steady) < 2 or not steps:
-        job.chosen = max(readers or steady or list(job.ranks), key=_own_waiting, default=None)
-        own = job.chosen.steady if job.chosen else WaitTotals()
+        nobody = fold_rank(RankRecord(Start(time=0.0, pid=0, host="", version="")))
+        job.chosen = max(readers or steady or job.ranks or [nobody], key=_own_waiting)
+        own = job.chosen.steady
         job.source, job.host_stall_fraction = own.source, own.host_stall_fraction
         job.device_stall_fraction = own.device_stall_fraction
         return
@@ -465,22 +449,17 @@ def _fold_stall(job: Job) -> None:
     )
     wall = max(0.0, wall_between(chosen.steady_blocks, steps) - others_span_seconds(chosen, whole))
     timed = chosen.steady.device_wall_seconds if is_device else chosen.steady.wall_seconds
-    known = wall * timed / chosen.steady.wall_seconds
-
-    def share(seconds: float) -> float:
-        return min(1.0, ratio(seconds, known) or 0.0)
-
-    job.source, job.host_stall_fraction = "host", share(sum(waits))
+    stall = min(1.0, ratio(sum(waits), wall * timed / chosen.steady.wall_seconds) or 0.0)
+    job.source, job.host_stall_fraction = "host", stall
     if is_device:
-        job.source, job.device_stall_fraction = "device", share(sum(waits))
+        job.source, job.device_stall_fraction = "device", stall
         # Once steps are condensed, their waits are those of the device alone; then the host's are
         # at least what one rank waits.
         if all(block.hosts is not None for own in blocks for block in own):
             host_seconds = sum(fold_waits(blocks, steps, "host"))
             job.host_stall_fraction = min(1.0, ratio(host_seconds, wall) or 0.0)
         else:
-            shares = (rank.steady.host_stall_fraction or 0.0 for rank in steady)
-            job.host_stall_fraction = max(shares)
+            job.host_stall_fraction = max(rank.steady.host_stall_fraction or 0.0 for rank in steady)
 
 
 def _own_waiting(rank: RankFigures) -> tuple[bool, float, int, int]:
@@ -504,18 +483,15 @@ def _compare_windows(job: Job) -> float:
     if not seen:
         return 0.0
     own = job.chosen
-    if own is None or own.window is None:
+    if own.window is None:
         own = next(rank for rank in job.ranks if rank.rank in seen)
     exposed = [rank.profiled_share("exposed_communication_seconds") for rank in job.ranks]
     job.figures["device_idle_fraction"] = own.profiled_share("device_idle_seconds")
-    job.figures["exposed_communication_fraction"] = max(
-        (share for share in exposed if share is not None), default=None
-    )
-    why, no_collective = seen[own.rank].reasons, "the profiler window contains no collective"
+    job.figures["exposed_communication_fraction"] = max(known(exposed), default=None)
+    why, no_work = seen[own.rank].reasons, "the profiler window has no GPU work"
+    no_collective = "the profiler window contains no collective"
     job.reasons |= {
-        "device_idle_fraction": why.get(
-            "device_idle_seconds", "the profiler window has no GPU work"
-        ),
+        "device_idle_fraction": why.get("device_idle_seconds", no_work),
         "exposed_communication_fraction": why.get("exposed_communication_seconds", no_collective),
     }
     times = [window.collectives for window in seen.values()]

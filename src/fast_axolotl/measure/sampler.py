@@ -19,7 +19,6 @@ are part of the tree, whoever started them.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -51,8 +50,6 @@ _SLACK = 0.9
 
 _PATIENCE_SECONDS = 5.0
 """Reading of a process that hangs inside the kernel can hang, too."""
-
-_NO_DATA = "no path of the data was given: use --data-path"
 
 
 class SystemSampler:
@@ -88,7 +85,7 @@ class SystemSampler:
         self._interval_seconds = interval_seconds
         self._clock = clock
         self._proc = proc
-        self._gpu = gpu
+        self._gpu = gpu or open_gpus()
         self._on_sample = on_sample
         self._tree = processes.ProcessTree(root_pid, proc=proc, exclude_pids=exclude_pids)
         self._rank_folder = None if rank_folder is None else Path(rank_folder).absolute()
@@ -96,7 +93,6 @@ class SystemSampler:
         self._cgroup = system.find_memory_cgroup(root_pid, proc=proc, root=cgroup_root)
         self._quota = system.find_cpu_quota(root_pid, proc=proc, root=cgroup_root)
         self._processors = processes.read_processors(root_pid)
-        self._overhead_seconds, self._num_samples = 0.0, 0
         self._device: tuple[int, int] | None = None
         self._start = clock()
         self._time = time.time()
@@ -106,7 +102,6 @@ class SystemSampler:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_closed = False
-        self._owner_pid = os.getpid()
 
     @property
     def is_alive(self) -> bool:
@@ -121,13 +116,14 @@ class SystemSampler:
 
     def _run(self) -> None:
         """Sample until the root ends or ``stop`` is called."""
-        due = self._clock() + self._pause()
+        due = self._clock()
         try:
             while self._tree.is_alive:
+                pause = max(self._interval_seconds, self._last_cost / _SAMPLE_SHARE)
+                due = max(due + pause, self._clock())
                 if self._stopping.wait(max(0.0, due - self._clock())):
                     return
                 self.sample()
-                due = max(due + self._pause(), self._clock())
         except Exception as error:  # noqa: BLE001 - the run that is watched must go on
             self.failure = f"sampling stopped: {type(error).__name__}: {error}"
 
@@ -135,21 +131,17 @@ class SystemSampler:
         """The record's first line, after a probe of up to two seconds, and the first sample."""
         if self.begun is not None:
             return self.begun
-        if self._gpu is None:
-            self._gpu = open_gpus()
         limit_bytes = None if self._cgroup is None else self._cgroup.limit_bytes()
         reasons: dict[str, str] = {}
-        if not processes.has_procfs(self._proc):
+        if not (self._proc / "stat").exists():
             reasons["processes"] = "this is only available on Linux: there is no /proc here"
         if limit_bytes is None:
             reasons["limit_bytes"] = "no cgroup above the process sets a memory limit"
-        capacity, reasons["disk_bytes_per_second"] = None, _NO_DATA
+        capacity, why = None, "no path of the data was given: use --data-path"
         if (path := self._data_path) is not None:
             capacity, why = probe_capacity(path, proc=self._proc)
-            reasons["disk_bytes_per_second"] = why
             self._device = find_numbers(path, proc=self._proc)
-        if self._gpu.reason:
-            reasons["gpus"] = self._gpu.reason
+        reasons |= {"disk_bytes_per_second": why, "gpus": self._gpu.reason}
         usage = processes.read_usage(self._processors, proc=self._proc)
         self.begun = SystemStart(
             time=self._time,
@@ -168,15 +160,13 @@ class SystemSampler:
         )
         self._write(self.begun)
         # Only now: inside the run, what the probe has read is not the run's.
-        self._hand_on(self._measure())
+        self._take()
         return self.begun
 
     def sample(self) -> SystemSample:
         """The tree and the machine of now, written and handed on."""
         self.begin()
-        sample = self._measure()
-        self._hand_on(sample)
-        return sample
+        return self._take()
 
     def stop(self, reason: Reason = "finished", error: str = "") -> None:
         """Take a last sample, close the record.
@@ -185,8 +175,7 @@ class SystemSampler:
         all that the tree has read: a zombie still shows its counters. Else what the root did after
         the sample before is lost.
         """
-        # A forked child holds a copy of this object; the record is its parent's.
-        if os.getpid() != self._owner_pid or self._is_closed:
+        if self._is_closed:
             return
         self._is_closed = True
         self._stopping.set()
@@ -201,24 +190,13 @@ class SystemSampler:
             if stat is not None and not (stat.is_alive and is_recent):
                 self._write_due = 0.0
                 self.sample()
-        self._write(
-            End(
-                t=round(self._clock() - self._start, 3),
-                reason=reason,
-                error=error or self.failure,
-                overhead_seconds=round(self._overhead_seconds, 6),
-                overhead_fetches=self._num_samples,
-            )
-        )
+        t = round(self._clock() - self._start, 3)
+        self._write(End(t=t, reason=reason, error=error or self.failure))
         if self._writer is not None:
             self._writer.close()
-        if self._gpu is not None:
-            self._gpu.close()
+        self._gpu.close()
 
-    def _pause(self) -> float:
-        return max(self._interval_seconds, self._last_cost / _SAMPLE_SHARE)
-
-    def _measure(self) -> SystemSample:
+    def _take(self) -> SystemSample:
         begin = self._last_at = self._clock()
         # Not by the clock: on a busy machine a sample takes long and costs as little as ever.
         cpu_begin = time.thread_time()
@@ -240,7 +218,7 @@ class SystemSampler:
             oom_kills=None if self._cgroup is None else self._cgroup.oom_kills(),
             device_reads=None if requests is None else requests[0],
             device_read_bytes=None if requests is None else requests[1],
-            gpus=() if self._gpu is None else self._gpu.read(self._tree.pids),
+            gpus=self._gpu.read(self._tree.pids),
         )
         self._last_cost = time.thread_time() - cpu_begin
         has_grown = (sample.rss_bytes or 0) > _PSS_GROWTH * self._pss_rss_bytes
@@ -252,24 +230,18 @@ class SystemSampler:
             pause = min((pss_end - pss_begin) / _PSS_SHARE, _PSS_LONGEST_SECONDS)
             self._pss_due = pss_end - self._start + pause
             self._pss_rss_bytes = max(self._pss_rss_bytes, sample.rss_bytes or 0)
-        self._overhead_seconds += self._clock() - begin
-        self._num_samples += 1
+        if self._tree.pids and sample.t >= self._write_due:
+            self._write(sample)
+            gap_seconds = next(gap for most, gap in _WRITE_EVERY if sample.t < most)
+            self._write_due = sample.t + _SLACK * gap_seconds
+        if self._tree.pids and self._on_sample is not None:
+            self._on_sample(sample)
         return sample
 
     def _read_pressure(self, name: Literal["memory", "io"]) -> float | None:
         """Of the processes' own cgroup, where there is one, else of the machine."""
         own = None if self._cgroup is None else self._cgroup.pressure_file(name)
         return processes.read_pressure_seconds(own or self._proc / "pressure" / name)
-
-    def _hand_on(self, sample: SystemSample) -> None:
-        if not self._tree.pids:
-            return
-        if sample.t >= self._write_due:
-            self._write(sample)
-            gap_seconds = next(gap for most, gap in _WRITE_EVERY if sample.t < most)
-            self._write_due = sample.t + _SLACK * gap_seconds
-        if self._on_sample is not None:
-            self._on_sample(sample)
 
     def _write(self, line: object) -> None:
         if self._writer is not None:
@@ -278,7 +250,7 @@ class SystemSampler:
 
 def check_process(pid: int, *, proc: Path = system.PROC) -> None:
     """Refuse what cannot be sampled, and say what could be."""
-    if not processes.has_procfs(proc):
+    if not (proc / "stat").exists():
         raise UsageError("processes can only be watched on Linux: there is no /proc here")
     status = processes.read_lines(proc / str(pid) / "status") if pid > 0 else {}
     if not status:

@@ -28,21 +28,23 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from multiprocessing.util import Finalize
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from fast_axolotl.record.schema import StackLine
 
 RATE, _FIRST_RATE, _FIRST_SECONDS = 20, 50, 5.0
 """Looks a second, on average; those of the first seconds, in which the lines of the loop are
 learned."""
-WORKER, LOADING = "worker", "loading"
-"""The place of all looks at a loader's worker, and their phase while it loads."""
+WORKER = "worker"
+"""The place of all looks at a loader's worker."""
 _MOST_KEYS, _MOST_LINES = 2000, 8
 """Lines that are told apart, and those of a phase that are written."""
 _MOST_CODES = 20_000
@@ -76,20 +78,28 @@ _BY_NAME: tuple[tuple[str, str], ...] = (
     (r"_*(get|next|load|fetch|read|make|sample|prepare)_(\w+_)?batch(es)?", "preparing"),
 )
 """Name of a function → likewise."""
-_INSIDE_A_WAIT = (
-    (r"/torch/utils/data/dataloader\.py", "_next_index", "sampler"),
-    (r"/multiprocessing/process\.py", "start", "start"),
-)
-"""File and function → what a wait goes to that no worker can take over."""
+_INSIDE_A_WAIT = {
+    "_next_index": (r"/torch/utils/data/dataloader\.py", "waiting/sampler"),
+    "start": (r"/multiprocessing/process\.py", "waiting/start"),
+}
+"""Name of a function, and its file → the part of a wait that no worker can take over."""
 _QUEUES = re.compile(
     r"/(queue|selectors|multiprocessing/\w+|concurrent/futures/_base|asyncio/\w+)\.py$"
 )
 _QUEUE_CALLS = ("get", "recv", "recv_bytes", "poll", "select", "result", "_recv", "wait")
 _TRAINERS = re.compile(r"/(transformers/trainer|lightning/|pytorch_lightning/|axolotl/|trl/)")
+_INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\]+)")
 _NEVER_TOLD = re.compile(r"/torch/|/(fast_axolotl|wrapt)/(?!reading)|^<")
 
-Key = tuple[str, str, int, str, str]
-"""Phase, file, line, function, and the function of a library that it has called."""
+
+class Place(NamedTuple):
+    """What looks are counted by: the fields of a ``StackLine``."""
+
+    phase: str
+    file: str
+    line: int
+    function: str
+    call: str
 
 
 class _Code:
@@ -103,27 +113,17 @@ class _Code:
     def __init__(self, code: CodeType) -> None:
         self.code = code
         path, name = code.co_filename.replace(os.sep, "/"), code.co_name
-        self.is_library = (
-            code.co_filename.startswith((*_LIBRARIES, _PACKAGE, "<frozen"))
-            or "/site-packages/" in path
-            or "/dist-packages/" in path
-        )
-        is_installed = "-packages/" in path or not self.is_library
-        self.is_told = (is_installed or "/fast_axolotl/reading" in path) and (
-            _NEVER_TOLD.search(path) is None or not self.is_library
-        )
+        is_installed = _INSTALLED.search(path) is not None
+        own = (*_LIBRARIES, _PACKAGE, "<frozen")
+        self.is_library = is_installed or code.co_filename.startswith(own)
+        may_be_told = is_installed or "/fast_axolotl/reading" in path
+        self.is_told = not self.is_library or (may_be_told and not _NEVER_TOLD.search(path))
         self.is_trainer = self.is_library and _TRAINERS.search(path) is not None
         self.is_fetcher = path.endswith("/torch/utils/data/_utils/fetch.py")
-        self.is_queue = (
-            self.is_library and name in _QUEUE_CALLS and _QUEUES.search(path) is not None
-        )
+        self.is_queue = self.is_library and name in _QUEUE_CALLS and bool(_QUEUES.search(path))
         self.evidence = self._find_evidence(path, name)
-        told = (
-            what
-            for pattern, function, what in _INSIDE_A_WAIT
-            if name == function and re.search(pattern, path)
-        )
-        self.inside = next(told, "")
+        pattern, inside = _INSIDE_A_WAIT.get(name, ("", ""))
+        self.inside = inside if re.search(pattern, path) else ""
         self.lines: dict[str, tuple[int, int]] = {}
         """The first and the last line below which something of the loop was under way: fetch,
         model, step."""
@@ -166,7 +166,7 @@ class Looks:
     def __init__(self) -> None:
         self.phases: dict[str, float] = {}
         """Seconds by phase, and by line, since they were taken."""
-        self.lines: dict[Key, float] = {}
+        self.lines: dict[Place, float] = {}
         self._codes: dict[int, _Code] = {}
 
     def count(self, frame: FrameType, seconds: float, place: str = "", busy: bool = True) -> None:
@@ -176,17 +176,15 @@ class Looks:
         ``between`` loops, or the name of a span; in a worker ``WORKER``. ``busy`` is whether the
         thread was at work.
         """
-        key = self._read(frame, place, busy)
-        phase = key[0]
-        self.phases[phase] = self.phases.get(phase, 0.0) + seconds
-        if key in self.lines or len(self.lines) < _MOST_KEYS:
-            self.lines[key] = self.lines.get(key, 0.0) + seconds
+        seen = self._read(frame, place, busy)
+        self.phases[seen.phase] = self.phases.get(seen.phase, 0.0) + seconds
+        if seen in self.lines or len(self.lines) < _MOST_KEYS:
+            self.lines[seen] = self.lines.get(seen, 0.0) + seconds
 
-    def learn(self, kind: str, frame: FrameType | None) -> None:
+    def learn(self, kind: str, frame: FrameType) -> None:
         """A fetch begins, or a step has ended, below these lines."""
-        while frame is not None:
-            self._know(frame.f_code).see(kind, frame.f_lineno or 0)
-            frame = frame.f_back
+        for outer, line in traceback.walk_stack(frame):
+            self._know(outer.f_code).see(kind, line or 0)
 
     def take_phases(self) -> dict[str, float]:
         """Seconds by phase since the last call."""
@@ -196,45 +194,37 @@ class Looks:
     def take_lines(self, most: int = _MOST_LINES) -> tuple[StackLine, ...]:
         """The lines of each phase that most was spent in since the last call."""
         taken, self.lines = self.lines, {}
-        return largest_lines(taken, most)
+        return tuple(largest_lines(taken, most))
 
-    def _read(self, frame: FrameType, place: str, busy: bool) -> Key:
+    def _read(self, frame: FrameType, place: str, busy: bool) -> Place:
         stack: list[tuple[_Code, int]] = []
-        current: FrameType | None = frame
-        evidence, at, has_user_code = "", 0, False
-        while current is not None:
+        evidence, at = "", 0
+        for current, line in traceback.walk_stack(frame):
             known = self._know(current.f_code)
             if known.evidence and not (known.evidence == "optimizer" and evidence):
                 evidence, at = known.evidence, len(stack)
-                has_user_code = any(not inner.is_library for inner, _ in stack)
-            stack.append((known, current.f_lineno or 0))
-            current = current.f_back
+            stack.append((known, line or 0))
         if place == WORKER:
             is_loading = any(known.is_fetcher for known, _ in stack)
-            return (LOADING if is_loading else "idle", *_find_line(stack))
+            return Place("loading" if is_loading else "idle", *_find_line(stack))
         if not evidence and any(known.is_queue for known, _ in stack[:4]):
             evidence = "data"
-        phase = evidence
-        if place == "waiting":
-            phase = "waiting"
+        phase = "waiting" if place == "waiting" else evidence
         if phase in ("waiting", "data", "forward"):
             kind = "model" if phase == "forward" else "fetch"
             for known, line in stack[at + 1 :]:
                 known.see(kind, line)
         elif not phase:
-            told = (
-                known.is_preparing(line, depth > 0) for depth, (known, line) in enumerate(stack)
-            )
-            is_preparing = next((answer for answer in told if answer is not None), False)
+            answers = (known.is_preparing(line, n > 0) for n, (known, line) in enumerate(stack))
+            is_preparing = next((answer for answer in answers if answer is not None), False)
             phase = "preparing" if is_preparing else "other"
         if phase == "waiting":
-            inside = (known.inside for known, _ in stack)
-            phase = next((f"waiting/{name}" for name in inside if name), phase)
-        if phase == "backward" and not busy and not has_user_code:
+            phase = next((known.inside for known, _ in stack if known.inside), phase)
+        if phase == "backward" and not busy and all(known.is_library for known, _ in stack[:at]):
             phase = "backward/idle"
         if place not in ("", "waiting"):
             phase = f"{place}/{phase}"
-        return (phase, *_find_line(stack))
+        return Place(phase, *_find_line(stack))
 
     def _know(self, code: CodeType) -> _Code:
         known = self._codes.get(id(code))
@@ -264,34 +254,20 @@ def _find_line(stack: list[tuple[_Code, int]]) -> tuple[str, int, str, str]:
 
 def _package(path: str) -> str:
     """The package or module that a file of a library belongs to."""
+    if installed := _INSTALLED.search(path):
+        return installed[1].removesuffix(".py")
     parts = re.split(r"[/\\]", path)
-    for name in ("site-packages", "dist-packages"):
-        if name in parts:
-            return parts[parts.index(name) + 1].removesuffix(".py")
     is_module = path.removesuffix(parts[-1]) in _LIBRARIES
     return parts[-1 if is_module else -2].removesuffix(".py")
 
 
-def largest_lines(lines: dict[Key, float], most: int) -> tuple[StackLine, ...]:
+def largest_lines(lines: dict[Place, float], most: int) -> Iterator[StackLine]:
     """The largest of each phase, the largest first."""
-    left: dict[str, int] = {}
-    found = []
-    for (phase, file, line, function, call), seconds in sorted(
-        lines.items(), key=lambda item: -item[1]
-    ):
-        left[phase] = left.get(phase, most) - 1
-        if left[phase] >= 0:
-            found.append(
-                StackLine(
-                    phase=phase,
-                    file=file,
-                    line=line,
-                    function=function,
-                    call=call,
-                    seconds=round(seconds, 3),
-                )
-            )
-    return tuple(found)
+    taken = Counter[str]()
+    for place, seconds in sorted(lines.items(), key=lambda item: -item[1]):
+        taken[place.phase] += 1
+        if taken[place.phase] <= most:
+            yield StackLine(**place._asdict(), seconds=round(seconds, 3))
 
 
 class StackSampler:
@@ -370,35 +346,31 @@ class WorkerStart:
     def __call__(self, number: int) -> None:
         """Worker ``number`` starts."""
         with suppress(Exception):  # whatever it is, the worker has to load
-            own = _WorkerLooks(Path(self.folder) / f"{self.rank}-{os.getpid()}.jsonl")
-            Finalize(None, own.write, exitpriority=10)
+            _look_at_worker(Path(self.folder) / f"{self.rank}-{os.getpid()}.jsonl")
         if self.original is not None:
             self.original(number)
 
 
-class _WorkerLooks:
-    """Looks at the main thread of this process, and writes what they add up to."""
+def _look_at_worker(path: Path) -> None:
+    """Look at the main thread of this process, and append what the looks add up to."""
+    looks, begin = Looks(), time.monotonic()
+    due = begin + _LEAST_WRITE_SECONDS
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._looks = Looks()
-        self._begin = time.monotonic()
-        self._due = self._begin + _LEAST_WRITE_SECONDS
-        StackSampler(self._looks, lambda: WORKER, self._write_when_due).start()
-
-    def _write_when_due(self) -> None:
-        now = time.monotonic()
-        if now >= self._due:
-            age = now - self._begin
-            self._due = now + min(max(_LEAST_WRITE_SECONDS, age / 10), _MOST_WRITE_SECONDS)
-            self.write()
-
-    def write(self) -> None:
-        """Append what was seen since the last time."""
-        lines = list(map(astuple, self._looks.take_lines(_MOST_WORKER_LINES)))
-        seen = {"seconds": self._looks.take_phases().get(LOADING, 0.0), "lines": lines}
-        with suppress(OSError), self._path.open("a") as file:  # the run has ended, or a full disk
+    def write() -> None:
+        lines = list(map(astuple, looks.take_lines(_MOST_WORKER_LINES)))
+        seen = {"seconds": looks.take_phases().get("loading", 0.0), "lines": lines}
+        with suppress(OSError), path.open("a") as file:  # the run has ended, or a full disk
             file.write(json.dumps(seen) + "\n")
+
+    def write_when_due() -> None:
+        nonlocal due
+        now = time.monotonic()
+        if now >= due:
+            due = now + min(max(_LEAST_WRITE_SECONDS, (now - begin) / 10), _MOST_WRITE_SECONDS)
+            write()
+
+    StackSampler(looks, lambda: WORKER, write_when_due).start()
+    Finalize(None, write, exitpriority=10)
 
 
 class WorkerLines:
@@ -416,7 +388,7 @@ class WorkerLines:
 
     def take(self, most: int = 8) -> tuple[float, tuple[StackLine, ...]]:
         """Seconds of loading, and its lines, since the last call."""
-        new: dict[Key, float] = {}
+        new: dict[Place, float] = defaultdict(float)
         new_seconds = 0.0
         for path in self.folder.glob(f"{self._rank}-*.jsonl"):
             with suppress(OSError, ValueError):
@@ -425,10 +397,9 @@ class WorkerLines:
                     data = json.loads(text)
                     new_seconds += data["seconds"]
                     for *where, seconds in data["lines"]:
-                        key: Key = tuple(where)
-                        new[key] = new.get(key, 0.0) + seconds
+                        new[Place(*where)] += seconds
                 taken.unlink()
-        return new_seconds, largest_lines(new, most)
+        return new_seconds, tuple(largest_lines(new, most))
 
     def close(self) -> None:
         """Remove what is left of this rank's workers."""

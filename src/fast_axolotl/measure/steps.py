@@ -24,7 +24,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from fast_axolotl.measure.batch_counts import BatchCount, add_known
+from fast_axolotl.measure.batch_counts import BatchCount
 from fast_axolotl.measure.events import CudaEvents, EventPair
 from fast_axolotl.record.schema import PhaseName
 
@@ -54,8 +54,6 @@ class Span:
     seconds: float
     """Of the host; once the events were read, of the device."""
     pair: EventPair | None = None
-    is_after_step: bool = False
-    """Whether the step had ended when it began."""
     is_inside: bool = True
     """Whether it lies within the step's time, and so is taken out of it."""
 
@@ -66,21 +64,22 @@ class Step:
 
     start: float
     first_fetch: int
-    phase: PhaseName
-    spans: tuple[Span, ...] = ()
+    phase: PhaseName = "warmup"
+    spans: list[Span] = field(default_factory=list)
     number: int = 0
     end: float = 0.0
     told_at: float | None = None
     fetches: list[Fetch] = field(default_factory=list)
     device_waits: list[float] | None = None
     """Of every fetch, once the events were read; ``None`` where one is missing."""
-    other_host_wait_seconds: float = 0.0
+    device_wait_seconds: float | None = None
+    """Time the device had nothing to run because the host waited for data; likewise."""
+    others: list[Fetch] = field(default_factory=list)
     """Waits that gave no batch: the end of an epoch, a loader that raised."""
-    other_pairs: tuple[EventPair, ...] = ()
-    other_device_wait_seconds: float = 0.0
     counts: list[BatchCount] = field(default_factory=list)
     """Of every batch; complete once the step is folded."""
-    told_tokens: tuple[int, int | None, int | None] | None = None
+    told: BatchCount | None = None
+    """Tokens that the loop counted itself."""
     waits_by_cause: Counter[str] = field(default_factory=Counter)
     """Host waits with which an epoch or an iterator began."""
     depth_sum: int = 0
@@ -90,31 +89,17 @@ class Step:
     @property
     def host_wait_seconds(self) -> float:
         """Time the host waited for data."""
-        return sum(fetch[0] for fetch in self.fetches) + self.other_host_wait_seconds
-
-    @property
-    def device_wait_seconds(self) -> float | None:
-        """Time the device had nothing to run because the host waited for data."""
-        if self.device_waits is None:
-            return None
-        return sum(self.device_waits) + self.other_device_wait_seconds
+        return sum(seconds for seconds, _ in (*self.fetches, *self.others))
 
     @property
     def removed_seconds(self) -> float:
         """What is taken out of the step's time."""
         return sum(span.seconds for span in self.spans if span.is_inside)
 
-    def take_later_spans(self) -> tuple[Span, ...]:
-        """Take out the spans that began after the step had ended."""
-        later = tuple(span for span in self.spans if span.is_after_step)
-        self.spans = tuple(span for span in self.spans if not span.is_after_step)
-        return later
-
-    def take_in(self, spans: tuple[Span, ...]) -> None:
-        """Add spans that lie within the step."""
+    def take_in(self, spans: list[Span]) -> None:
+        """Add spans that are reported with the step."""
+        self.spans += spans
         for span in spans:
-            span.is_after_step = False
-            self.spans += (span,)
             if span.pair is not None:
                 self.last_event = span.pair[1]
 
@@ -126,18 +111,16 @@ class Step:
         """Read all events, which must have passed; those that have not are missing."""
         if events is None or self.last_event is None:
             return
-        pairs = [pair for _, pair in self.fetches]
-        waits = [None if pair is None else events.seconds(pair) for pair in pairs]
-        others = [events.seconds(pair) for pair in self.other_pairs]
+        pairs = [pair for _, pair in (*self.fetches, *self.others)]
+        waits = [events.seconds(pair) for pair in pairs if pair is not None]
         known = [wait for wait in waits if wait is not None]
-        if len(known) == len(waits) and None not in others:
-            self.device_waits = known
-            self.other_device_wait_seconds = sum(other for other in others if other is not None)
+        if len(known) == len(pairs):
+            self.device_waits, self.device_wait_seconds = known[: len(self.fetches)], sum(known)
         for span in self.spans:
             found = None if span.pair is None else events.seconds(span.pair)
             span.seconds = span.seconds if found is None else found
             span.pair = None
-        self.other_pairs, self.last_event = (), None
+        self.last_event = None
 
 
 class StepTracker:
@@ -147,7 +130,6 @@ class StepTracker:
         self, *, accumulation: int = 1, is_told: bool = False, origin: float = 0.0
     ) -> None:
         self.num_fetches = 0
-        self.num_samples = 0
         self.num_steps = 0
         """Steps that have ended."""
         self.has_begun = False
@@ -162,14 +144,18 @@ class StepTracker:
         self._accumulation = accumulation
         self._is_told = is_told
         self._fetches_at_tell: list[int] = []
-        self._lost_at: int | None = None
-        """The fetch from which on steps are counted by fetches, because none was told any more."""
+        self._was_lost = False
+        """Whether steps were counted by fetches once, because none was told any more."""
+        self.note = ""
+        """What the record is to say about it."""
         self._origin = origin
         self._warm_steps = 0
         self._open: Step | None = None
         self._loop_start = 0
-        self._early_spans: tuple[Span, ...] = ()
-        self._early_waits: list[tuple[float, EventPair | None]] = []
+        self._later_spans: list[Span] = []
+        """Those that began after the open step had ended, or while none was open."""
+        self.early_waits: list[Fetch] = []
+        """Waits between two loops, before a span. They count once a fetch follows."""
 
     def begin_fetch(self, now: float) -> Step | None:
         """A fetch begins; the step that ends with it, if one does."""
@@ -190,17 +176,16 @@ class StepTracker:
             is_full = len(step.fetches) >= (_MOST_FETCHES if self._is_told else self._accumulation)
             if is_full and self._is_told and not self._fetches_at_tell:
                 # A resumed run skips batches: before the first step is told there is none.
-                step.other_host_wait_seconds = step.host_wait_seconds
+                step.others = [(step.host_wait_seconds, None)]
                 step.fetches.clear()
                 is_full = False
-            if is_full or step.told_at is not None:
-                later = () if since is None else step.take_later_spans()
+            is_over = is_full or step.told_at is not None
+            if since is None or not is_over:
+                step.take_in(self._take_later_spans())
+            if is_over:
                 ended = self._end(step, start)
                 step = self._open = self._new(start)
-                step.take_in(later)
-            elif since is not None:
-                step.take_in(step.take_later_spans())
-        waits, self._early_waits = self._early_waits, []
+        waits, self.early_waits = self.early_waits, []
         for host_wait_seconds, pair in waits:
             self.fail_fetch(host_wait_seconds, pair)
             step.waits_by_cause["epoch"] += host_wait_seconds  # type: ignore[assignment]
@@ -211,8 +196,7 @@ class StepTracker:
     ) -> None:
         """The fetch that was begun has given a batch."""
         step = self._open
-        if step is None:
-            return
+        assert step is not None
         if self.cause:
             step.waits_by_cause[self.cause] += host_wait_seconds  # type: ignore[assignment]
             self.cause = ""
@@ -221,16 +205,13 @@ class StepTracker:
             step.last_event = pair[1]
         step.counts.append(counted)
         self.num_fetches += 1
-        self.num_samples += counted.samples
 
     def fail_fetch(self, host_wait_seconds: float, pair: EventPair | None) -> None:
         """A wait that gave no batch, and the loop may go on."""
         step = self._open
-        if step is None:
-            return
-        step.other_host_wait_seconds += host_wait_seconds
+        assert step is not None
+        step.others.append((host_wait_seconds, pair))
         if pair is not None:
-            step.other_pairs += (pair,)
             step.last_event = pair[1]
 
     def leave(self, now: float) -> None:
@@ -241,17 +222,12 @@ class StepTracker:
             # A loop may make an iterator for every batch: that is no epoch.
             self.is_new_epoch = self.num_fetches > self._loop_start + 1
 
-    def add_early_wait(self, host_wait_seconds: float, pair: EventPair | None) -> None:
-        """A wait between two loops, before a span. It counts once a fetch follows."""
-        self._early_waits.append((host_wait_seconds, pair))
-
     def tell(self, now: float) -> Step | None:
         """The trainer says that a step has ended; the one before it, where no fetch ended that."""
-        if self._lost_at is not None:
-            self._is_told = True
-        if not self._is_told:
+        if not self._is_told and not self._was_lost:
             # What was taken for steps until now were fetches of this one: warm up from here.
-            self._is_told, self._warm_steps = True, 0
+            self._warm_steps = 0
+        self._is_told = True
         if len(self._fetches_at_tell) <= _LEAST_TOLD:
             self._fetches_at_tell.append(self.num_fetches)
         ended = None
@@ -260,15 +236,13 @@ class StepTracker:
             step = self._open = self._new(self._origin)
         elif step.told_at is not None:
             # What came after the end was told lies in the step that follows.
-            later = step.take_later_spans()
             ended = self._end(step, step.told_at)
             step = self._open = self._new(step.told_at)
-            step.take_in(later)
         step.told_at = now
         if self.waits_since is not None:
             # The last step had its batch already: the wait begins with its end.
             self.waits_since = now
-            self._early_waits.clear()
+            self.early_waits.clear()
         return ended
 
     def find_skipped(self) -> int:
@@ -279,26 +253,22 @@ class StepTracker:
         per_step = second - first
         return first - per_step if first > _SKIPPING_FACTOR * per_step > 0 else 0
 
-    def add_tokens(self, count: int, trainable: int | None, padded: int | None) -> None:
+    def add_tokens(self, told: BatchCount) -> None:
         """Tokens that the loop counted itself."""
         if self._open is None:
             self._open = self._new(self._origin)
-        before = self._open.told_tokens or (0, 0, 0)
-        self._open.told_tokens = (
-            before[0] + count,
-            add_known(before[1], trainable),
-            add_known(before[2], padded),
-        )
+        before = self._open.told
+        self._open.told = told if before is None else before + told
 
     def add_span(self, name: str, seconds: float, pair: EventPair | None) -> None:
         """A span has ended. One outside of any step is reported with the next."""
         step = self._open
         if step is None:
-            self._early_spans += (Span(name, seconds, is_inside=False),)
-            return
-        is_after_step = step.told_at is not None or self.waits_since is not None
-        step.take_in((Span(name, seconds, pair),))
-        step.spans[-1].is_after_step = is_after_step
+            self._later_spans.append(Span(name, seconds, is_inside=False))
+        elif step.told_at is not None or self.waits_since is not None:
+            self._later_spans.append(Span(name, seconds, pair))
+        else:
+            step.take_in([Span(name, seconds, pair)])
 
     def see_queue(self, depth: int | None) -> None:
         """How many batches were ready when the fetch began."""
@@ -311,8 +281,10 @@ class StepTracker:
         step, self._open = self._open, None
         if step is None or step.told_at is None:
             return None
-        for span in step.spans:
-            span.is_inside = span.is_inside and not span.is_after_step
+        later = self._take_later_spans()
+        for span in later:
+            span.is_inside = False
+        step.take_in(later)
         return self._end(step, step.told_at)
 
     @property
@@ -322,24 +294,27 @@ class StepTracker:
         step = self._open
         return self._is_told and step is not None and bool(step.fetches) and step.told_at is None
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether steps were told and are not any more, as where a CUDA graph replays them."""
-        return self._lost_at is not None and not self._is_told
-
     def _find_lost(self, num_fetches: int) -> None:
-        """Count steps by fetches, once far more have come than a step has."""
+        """Count steps by fetches, once far more have come than a step has: steps were told and are
+        not any more, as where a CUDA graph replays them."""
         told = self._fetches_at_tell
-        if not self._is_told or self._lost_at is not None or len(told) < _LEAST_TOLD:
+        if not self._is_told or self._was_lost or len(told) < _LEAST_TOLD:
             return
         per_step = max(1, told[-1] - told[-2])
         if num_fetches > _LOST_FACTOR * (per_step + 1):
-            self._is_told, self._accumulation = False, per_step
-            self._lost_at = self.num_fetches
+            self._is_told, self._was_lost, self._accumulation = False, True, per_step
+            self.note = (
+                "the optimizer is not called any more (a CUDA graph?): steps are counted by fetches"
+            )
 
     def _new(self, start: float) -> Step:
-        spans, self._early_spans = self._early_spans, ()
-        return Step(start, self.num_fetches, "warmup", spans)
+        step = Step(start, self.num_fetches)
+        step.take_in(self._take_later_spans())
+        return step
+
+    def _take_later_spans(self) -> list[Span]:
+        later, self._later_spans = self._later_spans, []
+        return later
 
     def _end(self, step: Step, end: float) -> Step:
         step.end = max(end, step.start)

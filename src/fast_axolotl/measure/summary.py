@@ -19,18 +19,9 @@ from fast_axolotl.measure.evidence import Evidence
 from fast_axolotl.measure.flops import utilisation
 from fast_axolotl.measure.ledger import fold_ledger
 from fast_axolotl.measure.machine import find_growth, fold_machines, growth
-from fast_axolotl.measure.phases import (
-    MODEL,
-    OTHER,
-    PREPARING,
-    WAITING,
-    Phases,
-    fold_phases,
-    looks_error,
-)
+from fast_axolotl.measure.phases import MODEL, Phases, fold_phases, looks_error
 from fast_axolotl.measure.ranks import (
     Job,
-    Pattern,
     RankFigures,
     find_capacity,
     find_drift,
@@ -84,24 +75,27 @@ def summarise(record: RunRecord, *, since: float | None = None) -> RunSummary:
     divided = fold.add_phases()
     for name, value in fold_ledger(record, job, divided, since).items():
         fold.put(name, value, "", "tokens")
-    draft = fold.build()
-    system, chosen = record.systems.get(draft.node), job.chosen
+    figures = {name: fold.values.pop(name) for name in FIGURES}
+    nothing = Verdict(kind="inconclusive", headline="")
+    draft = RunSummary(verdict=nothing, figures=figures, reasons=fold.reasons, **fold.values)
+    chosen = job.chosen
+    system = record.systems.get(draft.node)
     source = "" if record.system is None else record.system.start.source
-    error = None if chosen is None else chosen.stall_error
+    error = chosen.stall_error
     if draft.stall_source == "stacks":
         error = looks_error(draft.stall_fraction or 0.0, draft.measured_seconds)
     # Any queue that is emptying, else the one of the rank that decides.
-    held = (rank.drain for rank in job.ranks if rank.drain is not None and not rank.drain.is_over)
+    drains = (one.drain for one in job.ranks if one.drain is not None and not one.drain.is_over)
     verdict = judge(
         Evidence(
             figures=draft,
             phases=divided,
-            source=source if chosen is None else chosen.record.start.source,
+            source=chosen.record.start.source if job.ranks else source,
             stall_error=error,
-            drift=None if chosen is None else find_drift(chosen.steady_blocks),
+            drift=find_drift(chosen.steady_blocks),
             skew_share=job.skew_share,
             slow_phase=job.straggler_phase if job.straggler_part == "compute" else "",
-            drain=next(held, None if chosen is None else chosen.drain),
+            drain=next(drains, chosen.drain),
             interpreters=record.interpreters,
             killed=_find_kill(record),
             machine_oom_kills=growth(system.samples, "machine_oom_kills") or 0 if system else 0,
@@ -115,18 +109,14 @@ class _Fold:
     that is missing."""
 
     def __init__(self, record: RunRecord, job: Job) -> None:
-        self.record, self.job, self.chosen = record, job, job.chosen
+        self.record, self.job, self.rank = record, job, job.chosen
         self.values: dict[str, Any] = {}
         self.reasons: dict[str, str] = {}
-        ranks = list(record.ranks.values())
-        if self.chosen is not None:
-            ranks.append(self.chosen.record)
+        ranks = [*record.ranks.values(), self.rank.record]
         self._recorded = {name: text for rank in ranks for name, text in rank.reasons.items()}
-        self._is_outside = not ranks
-        """Nobody recorded from inside the training process."""
         self.unseen = ""
         """Why there is no steady phase, if there is none."""
-        if ranks and (self.chosen is None or not self.chosen.steady.steps):
+        if not self.rank.steady.steps:
             self.unseen = "no step of the steady phase was recorded"
 
     def put(
@@ -141,7 +131,7 @@ class _Fold:
         recorded = [self._recorded[key] for key in (name, *sources) if key in self._recorded]
         if recorded and not is_system:
             self.reasons[name] = recorded[0]
-        elif self._is_outside and not is_system:
+        elif not self.record.ranks and not is_system:
             self.reasons[name] = "the training process was not measured from inside"
         elif reason or name in FIGURES:
             self.reasons[name] = reason or FIGURES[name].missing
@@ -149,18 +139,6 @@ class _Fold:
     def put_steady(self, name: str, value: Any, reason: str = "", *sources: str) -> None:
         """Set a field that takes steps of the steady phase."""
         self.put(name, value, self.unseen or reason, *sources)
-
-    def build(self) -> RunSummary:
-        """The summary, its verdict still empty."""
-        figures = {name: self.values.pop(name, None) for name in FIGURES}
-        for name, value in figures.items():
-            if value is None:
-                self.reasons.setdefault(name, FIGURES[name].missing)
-        for name in ("straggler_rank", "data_parallel_size", "replacements"):
-            if self.values.get(name) is None:
-                self.reasons.setdefault(name, "not recorded")
-        nothing = Verdict(kind="inconclusive", headline="")
-        return RunSummary(verdict=nothing, figures=figures, reasons=self.reasons, **self.values)
 
     def add_course(self) -> None:
         """What ran, when, how it ended, and what to know of it."""
@@ -199,8 +177,8 @@ class _Fold:
 
         notes = [*record.notes, *filter(None, [_find_kill(record)])]
         if ranks and len(ranks) < job.world_size:
-            text = f"only {len(ranks)} of {job.world_size} ranks left a record, and sums cover "
-            text += "only those"
+            found = f"only {len(ranks)} of {job.world_size} ranks"
+            text = f"{found} left a record, and sums cover only those"
             most = max(Counter(start.host for start in starts).values())
             if job.world_size - len(ranks) >= most:
                 text += (
@@ -211,7 +189,7 @@ class _Fold:
         for rank in ranks:
             texts = [mark.text or mark.name for mark in rank.record.marks if mark.name in _NOTED]
             notes += [f"rank {rank.rank}: {text}" for text in dict.fromkeys(texts[:_MOST_NOTES])]
-        if self.chosen is not None and self.chosen.is_long_enough:
+        if self.rank.is_long_enough:
             # Ranks that recorded too little to decide, where another decides.
             notes += [
                 f"rank {rank.rank} is too short to judge: its steady phase has "
@@ -223,8 +201,7 @@ class _Fold:
         replaced = [one.settings["replacements"] for one in ranks if "replacements" in one.settings]
         names = tuple(dict.fromkeys(itertools.chain(*replaced))) if replaced else None
         self.put("replacements", names, "the record does not name them")
-        deciding = self.chosen.rank if self.chosen else None
-        self.put("deciding_rank", deciding, "no rank left a record")
+        self.put("deciding_rank", self.rank.rank if ranks else None, "no rank left a record")
         self.values.update(
             run_dir=record.path,
             started=min(dates),
@@ -241,14 +218,13 @@ class _Fold:
     def add_stall(self) -> None:
         """How much the job waited; how long the rank that decides did, in which pattern, and its
         ready queue and steps."""
-        rank, job = self.chosen, self.job
-        steady = rank.steady if rank else None
-        blocks = rank.steady_blocks if rank else ()
+        rank, job = self.rank, self.job
+        steady, blocks, waits = rank.steady, rank.steady_blocks, rank.waits
         self.values.update(
-            steps=steady.steps if steady else 0,
-            fetches=steady.fetches if steady else 0,
-            warmup_steps=rank.warmup.steps if rank else 0,
-            measured_seconds=steady.wall_seconds if steady else 0.0,
+            steps=steady.steps,
+            fetches=steady.fetches,
+            warmup_steps=rank.warmup.steps,
+            measured_seconds=steady.wall_seconds,
             stall_source=job.source,
         )
         first_step = blocks[0].first_step if blocks else None
@@ -258,38 +234,33 @@ class _Fold:
         self.put_steady(
             "device_stall_fraction", job.device_stall_fraction, "", "device_wait_seconds"
         )
-        waits = rank.waits if rank else None
         for name, share in {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}.items():
-            value = waits.quantile(share) if waits else None
-            self.put_steady(f"wait_{name}_seconds", value, "", "host_waits")
-            value = rank.step_times.quantile(share) if rank else None
-            self.put_steady(f"step_{name}_seconds", value)
-        pace = ratio(steady.steps, steady.wall_seconds) if steady else None
-        self.put_steady("steps_per_second", pace)
+            self.put_steady(f"wait_{name}_seconds", waits.quantile(share), "", "host_waits")
+            self.put_steady(f"step_{name}_seconds", rank.step_times.quantile(share))
+        self.put_steady("steps_per_second", ratio(steady.steps, steady.wall_seconds))
         # Shares of the host's waiting, by what happened meanwhile; the rest is the loader's.
         causes: dict[str, float] = {}
-        waited = steady.host_wait_seconds if steady else 0.0
+        waited = steady.host_wait_seconds
         for block in blocks if waited > 0 else ():
             for name, seconds in block.waits_by_cause.items():
                 causes[name] = causes.get(name, 0.0) + (finite(seconds) or 0.0) / waited
         if causes:
             causes["loader"] = max(0.0, 1.0 - sum(causes.values()))
-        pattern = find_pattern(waits, causes) if waits and steady and steady.fetches else None
-        kind, fetches, follows = pattern or Pattern()
+        kind, fetches, follows = find_pattern(waits, causes) if steady.fetches else ("", None, "")
         self.values.update(
             waits_by_cause=dict(sorted(causes.items(), key=lambda item: -item[1])),
-            stall_pattern=kind if pattern else "",
+            stall_pattern=kind,
             stall_period_of=follows,
         )
         self.put_steady("stall_period_fetches", fetches)
-        per_fetch = ratio(steady.count("samples"), steady.fetches) if steady else None
+        per_fetch = ratio(steady.count("samples"), steady.fetches)
         no_rows = "" if fetches is None else "samples were not counted"
         self.put_steady("stall_period_rows", times(fetches, per_fetch or None), no_rows)
         self.put_steady("queue_depth", mean_depth(blocks))
-        self.put("queue_capacity", find_capacity(rank.settings) if rank else None)
+        self.put("queue_capacity", find_capacity(rank.settings))
         # Seconds from the begin of the first fetch to a mark; from the start where it has no mark.
         first: dict[str, float] = {}
-        for mark in rank.record.marks if rank else ():
+        for mark in rank.record.marks:
             first.setdefault(mark.name, mark.t)
         for name in ("first_batch", "first_step"):
             since = finite(first[name] - first.get("first_fetch", 0.0)) if name in first else None
@@ -394,7 +365,7 @@ class _Fold:
             self.put(name, value, reasons.get(name, ""), is_system=True)
         self.values["notes"] += tuple(notes)
         system = self.record.systems.get(values["node"])
-        self.values["growth"] = find_growth(system, self.chosen)
+        self.values["growth"] = find_growth(system, self.rank)
 
     def add_phases(self) -> Phases:
         """Where the time of a step goes, by looks at the stack of the rank that decides, or of the
@@ -402,23 +373,21 @@ class _Fold:
         values, slow = self.values, self.job.figures["straggler_rank"]
         is_slow = self.job.straggler_part == "compute"
         late = (one for one in self.job.ranks if is_slow and one.rank == slow)
-        rank = next(late, self.chosen)
+        rank = next(late, self.rank)
         idle = None
         if "cuda_memory" in values["settings"]:
             busy = values["gpu_utilization"]
             idle = values["device_idle_fraction"] if busy is None else 1.0 - busy
             idle = (idle or 0.0) - (self.job.device_stall_fraction or 0.0)
-        phases = Phases()
-        if rank is not None:
-            also = self.job.straggler_phase if is_slow else ""
-            phases = fold_phases(rank, self.job.host_stall_fraction, idle, also)
-        for phase in (PREPARING, *MODEL, OTHER):
+        also = self.job.straggler_phase if is_slow else ""
+        phases = fold_phases(rank, self.job.host_stall_fraction, idle, also)
+        for phase in ("preparing", *MODEL, "other"):
             share = phases.step.get(phase, 0.0) if phases.step else None
             self.put_steady(f"{phase}_fraction", share, "", "phases")
         values.update(phases=phases.step, where=phases.lines)
-        if rank is not None and rank.is_fed_unseen:
+        if rank.is_fed_unseen:
             # Then the stall is what the looks at the stack say.
-            share = phases.step.get(WAITING, 0.0) if phases.step else None
+            share = phases.step.get("waiting", 0.0) if phases.step else None
             if share is not None and idle is not None:
                 share = min(share, max(0.0, idle))
             self.job.host_stall_fraction = share
@@ -433,7 +402,7 @@ class _Fold:
 
     def add_job(self) -> None:
         """What ranks lose to each other, and what the meter itself costs."""
-        job, rank = self.job, self.chosen
+        job, rank, end = self.job, self.rank, self.rank.record.end
         unknown = "the sizes of tensor and context parallel groups are not known"
         for name, value in job.figures.items():
             put = self.put_steady if name.startswith("straggler") else self.put
@@ -442,17 +411,12 @@ class _Fold:
         self.values["straggler_part"] = job.straggler_part
         self.values["notes"] += tuple(filter(None, [job.reasons.get("data_parallel_size")]))
 
-        end = rank.record.end if rank else None
         per_fetch = ratio(end.overhead_seconds, end.overhead_fetches) if end else None
         reason = "the record ends before the meter wrote its own cost"
         if end is not None:
             reason = "the meter timed no fetch"
-        if rank is None:
-            reason = self.unseen
         self.put("overhead_seconds_per_fetch", per_fetch, reason)
-        share = None
-        if rank is not None:
-            share = ratio(times(per_fetch, rank.steady.fetches), rank.steady.wall_seconds)
+        share = ratio(times(per_fetch, rank.steady.fetches), rank.steady.wall_seconds)
         no_share = reason if per_fetch is None else self.unseen or reason
         self.put("overhead_fraction", share, no_share)
 

@@ -28,8 +28,6 @@ from dataclasses import replace
 
 from fast_axolotl.measure import advice
 from fast_axolotl.measure.evidence import Evidence
-from fast_axolotl.measure.phases import OTHER, PREPARING, WAITING
-from fast_axolotl.measure.stacks import LOADING
 from fast_axolotl.measure.steps import WARMUP_STEPS
 from fast_axolotl.record import Verdict, thresholds
 from fast_axolotl.record.units import count_words, format_duration, format_seconds, format_share
@@ -68,8 +66,7 @@ def judge(evidence: Evidence) -> Verdict:
         outside = ("checkpoint", "evaluation", "startup", "between")
         is_outside = verdict.kind in outside or verdict.subtype in outside
         rate = "goodput" if is_outside else "tokens/s" if figures.tokens_per_second else "steps/s"
-        gain = f"+{100 * min(verdict.gain, _MOST_GAIN):,.0f} %"
-        action += f" Expect up to {gain} {rate}."
+        action += f" Expect up to +{100 * min(verdict.gain, _MOST_GAIN):,.0f} % {rate}."
     is_near = (figures.limit_share or 0.0) >= thresholds.MEMORY_NEAR
     if verdict.kind != "memory" and figures.end_reason == "cut off" and is_near:
         text = (
@@ -116,8 +113,7 @@ def _unseen(evidence: Evidence) -> Verdict | None:
         return None
     if figures.steps and figures.stall_fraction is not None:
         return None
-    swapping = _swap(evidence)
-    if swapping is not None:
+    if (swapping := _swap(evidence)) is not None:
         return swapping
     pressure, share = figures.psi_io_full or 0.0, figures.disk_share or 0.0
     if pressure >= thresholds.PRESSURE_IO and share >= thresholds.DISK_NEAR:
@@ -258,7 +254,7 @@ def _memory(evidence: Evidence) -> Verdict | None:
 
 def _swap(evidence: Evidence) -> Verdict | None:
     """The machine is short of memory."""
-    figures, lines = evidence.figures, evidence.memory_lines()
+    figures, lines = evidence.figures, [*evidence.memory_lines()]
     # A short pressure of the whole machine does not explain a long wait; where the run fills the
     # memory itself, less is enough.
     is_full = (figures.limit_share or 0.0) >= thresholds.MEMORY_NEAR
@@ -306,7 +302,7 @@ def _cpu(evidence: Evidence) -> Verdict | None:
         return None
     if subtype == "others" and (figures.cpu_cores or 0.0) < thresholds.LEAST_OWN_CORES:
         return None
-    lines = evidence.cpu_lines()
+    lines = [*evidence.cpu_lines()]
     if figures.cpu_cores is not None:
         lines.append(f"the run itself used {figures.cpu_cores:.1f} CPU cores on average")
     if figures.stall_fraction is not None:
@@ -386,10 +382,10 @@ def _straggler(evidence: Evidence) -> Verdict | None:
 
 def _code(evidence: Evidence) -> Verdict | None:
     """The loop does something else than to load, to prepare and to train."""
-    share, data = evidence.phases.cost(OTHER), evidence.stall + evidence.phases.cost(PREPARING)
+    share, data = evidence.phases.cost("other"), evidence.stall + evidence.phases.cost("preparing")
     if share < thresholds.LOST_TIME or share < max(data, evidence.exposed):
         return None
-    place = evidence.line_of(OTHER)
+    place = evidence.line_of("other")
     headline = f"Code beside the model takes {format_share(share)} of the time"
     lines = [*evidence.phase_lines(), evidence.stall_line(), *evidence.cpu_lines()]
     action = advice.Action(
@@ -401,11 +397,11 @@ def _code(evidence: Evidence) -> Verdict | None:
 
 def _data(evidence: Evidence) -> Verdict | None:
     """The loop waits for data, or prepares it."""
-    figures, prepared = evidence.figures, evidence.phases.cost(PREPARING)
+    figures, prepared = evidence.figures, evidence.phases.cost("preparing")
     if evidence.stall + prepared < thresholds.DATA_STALL:
         return None
     if prepared > evidence.stall:
-        place = evidence.line_of(PREPARING)
+        place = evidence.line_of("preparing")
         headline = f"Preparing batches in the loop takes {format_share(prepared)} of the time"
         action = advice.prepare_in_workers(evidence, place, prepared)
         lines = [*evidence.phase_lines(), evidence.stall_line(), *evidence.cpu_lines()]
@@ -428,7 +424,7 @@ def _data(evidence: Evidence) -> Verdict | None:
         queue.append(evidence.say(text, depth=depth, capacity=capacity))
     headline = f"{what}: {{stall_fraction}} of the time is spent waiting for data."
     if figures.straggler_part == "data":
-        place = evidence.line_of(LOADING) or evidence.line_of(WAITING)
+        place = evidence.line_of("loading") or evidence.line_of("waiting")
         headline = f"{evidence.compare_ranks('wait')}: {what[:1].lower()}{what[1:]} there"
         headline += f"{place and ', at '}{place}."
     lines = [evidence.stall_line("{DATA_STALL}"), *evidence.rank_lines()]
@@ -455,13 +451,10 @@ def _compute(evidence: Evidence) -> Verdict | None:
         return None
     phases, lines = evidence.phases, []
     is_unprofiled = figures.world_size > 1 and figures.exposed_communication_fraction is None
-    if evidence.exposed >= thresholds.FREE_COMMUNICATION:
-        return None
-    if phases.step and phases.model < thresholds.MOST_COMPUTE:
+    is_model = phases.model >= thresholds.MOST_COMPUTE if phases.step else not is_unprofiled
+    if evidence.exposed >= thresholds.FREE_COMMUNICATION or not is_model:
         return None
     if is_unprofiled:
-        if not phases.step:
-            return None
         lines.append(
             f"how much of it is communication of the {figures.world_size} ranks was not measured: "
             "use fast-axolotl measure --profile-steps 5"
@@ -521,13 +514,11 @@ def _mixed(evidence: Evidence) -> Verdict:
         headline = "Data is not the limit: the model or the communication is (not measured which)."
         why = figures.reasons.get("exposed_communication_fraction", "no profiler window")
         lines.append(f"communication of the {figures.world_size} ranks was not measured: {why}")
-        action = advice.Action(
-            "Record a profiler window: fast-axolotl measure --profile-steps 5 -- COMMAND."
-        )
+        text = "Record a profiler window: fast-axolotl measure --profile-steps 5 -- COMMAND."
         if not why.startswith("no profiler window"):
             # A window that saw no communication is not asked for again.
-            text = "Also measure one rank, and compare both with fast-axolotl scale"
-            action = advice.Action(f"{text}: {why}.")
+            text = f"Also measure one rank, and compare both with fast-axolotl scale: {why}."
+        action = advice.Action(text)
     limits = f"under {100 * thresholds.FREE_STALL:.0f} % is fine; "
     limits += f"{100 * thresholds.DATA_STALL:.0f} % or more is data-bound"
     told = [evidence.stall_line(limits), *lines, *evidence.rank_lines()]

@@ -18,7 +18,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -85,9 +85,11 @@ class Journal:
             what = "nothing is recorded" if self.is_refused else "recording has stopped"
             _log.warning("%s, but the run continues: %s", what, self._writer.failure)
 
-    def mark(self, name: str, *, at: float | None = None, text: str = "", **place: int) -> None:
-        """Note something that happened at a moment, and at which step, fetch and row."""
-        self.write(Mark(t=self.since_start(at), name=name, text=text, **place))
+    def mark(
+        self, name: str, *, at: float | None = None, text: str = "", fetch: int | None = None
+    ) -> None:
+        """Note something that happened at a moment."""
+        self.write(Mark(t=self.since_start(at), name=name, text=text, fetch=fetch))
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Note the numbers that a trainer logged."""
@@ -144,11 +146,8 @@ def read_rank(environment: Mapping[str, str] | None = None) -> tuple[int, int, i
     variables = os.environ if environment is None else environment
     if variables.get("RANK", "").isdigit():
         local = variables.get("LOCAL_RANK", "")
-        return (
-            int(variables["RANK"]),
-            int(variables.get("WORLD_SIZE", "1")),
-            int(local) if local.isdigit() else 0,
-        )
+        local_rank = int(local) if local.isdigit() else 0
+        return int(variables["RANK"]), int(variables.get("WORLD_SIZE", "1")), local_rank
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size(), 0
@@ -181,7 +180,7 @@ def find_running_nodes(folder: Path) -> list[str]:
     return [
         path.stem.removeprefix("system-")
         for path in sorted(folder.glob(SYSTEM_FILES))
-        if find_writer(path) is not None or _is_fresh(path, only_empty=True)
+        if find_writer(path) is not None or (read_start(path) is None and _is_fresh(path))
     ]
 
 
@@ -197,13 +196,12 @@ def open_system_file(folder: str | Path) -> LineWriter | None:
     return None if has_sampler(folder) else LineWriter(system_file(folder, node_name()))
 
 
-def find_new_ranks(folder: Path, known: set[tuple[str, int]]) -> list[int]:
+def find_new_ranks(folder: Path, known: set[tuple[str, int]]) -> Iterator[int]:
     """The processes of this node's ranks that have begun to record into a folder; ``known`` takes
     name and number of the files whose first line was read.
 
     It costs one listing of the folder, and a line of each new file.
     """
-    pids = []
     with suppress(OSError):
         for entry in os.scandir(folder):
             key = entry.name, entry.inode()
@@ -214,8 +212,7 @@ def find_new_ranks(folder: Path, known: set[tuple[str, int]]) -> list[int]:
                 continue  # its first line is still to come
             known.add(key)
             if isinstance(start, Start) and start.host == node_name() and _is_alive(start):
-                pids.append(start.pid)
-    return pids
+                yield start.pid
 
 
 def _is_visible(start: Start | SystemStart) -> bool:
@@ -233,10 +230,8 @@ def _is_alive(start: Start | SystemStart) -> bool:
         return False
 
 
-def _is_fresh(path: Path, *, only_empty: bool = False) -> bool:
+def _is_fresh(path: Path) -> bool:
     """Whether a file was written within the last minute."""
     with suppress(OSError):
-        stat = path.stat()
-        is_wanted = not (only_empty and stat.st_size)
-        return is_wanted and time.time() - stat.st_mtime < _FRESH_SECONDS
+        return time.time() - path.stat().st_mtime < _FRESH_SECONDS
     return False

@@ -1,4 +1,4 @@
-"""What a run leaves behind: plain data, JSON in and out, no third-party package.
+"""What a run leaves behind: plain data, JSON in and out.
 
 A record is a folder. Every rank appends to a file of its own, and whoever watches the process tree
 to another; each line is one JSON object with a ``kind``. Nothing is ever rewritten, so a run that

@@ -105,11 +105,8 @@ class CodeLine:
     def place(self) -> str:
         """As it stands in a sentence: of a library with its package, else the file alone."""
         path = PurePath(self.file)
-        if "site-packages" in path.parts:
-            path = PurePath(*path.parts[path.parts.index("site-packages") + 1 :])
-        else:
-            path = PurePath(path.name)
-        return f"{path.as_posix()}:{self.line} {self.function}"
+        _, is_library, inside = path.as_posix().partition("/site-packages/")
+        return f"{inside if is_library else path.name}:{self.line} {self.function}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,7 +95,7 @@ class RankRecord:
             self.num_skipped, self._skipped_as = line.fetch, line.name
             self.blocks = [self._without_skipped(block) for block in self.blocks]
             self.marks = [mark for mark in self.marks if mark.name != "first_step"]
-            self.marks.append(schema.Mark(t=line.t, name="first_step", step=0))
+            self.marks.append(schema.Mark(t=line.t, name="first_step"))
         elif self.num_skipped and isinstance(line, schema.StepBlock):
             self.blocks[-1] = self._without_skipped(line)
 
@@ -171,11 +171,9 @@ class RunRecord:
         Trainers log on one rank, or the same on all. The rank that decides about the data may be
         another one from run to run, and losses of two runs are to be compared.
         """
-        for number in sorted(self.ranks):
-            logs = [line for line in self.ranks[number].logs if "loss" in line.values]
-            if logs:
-                return logs
-        return []
+        logs = (rank.logs for _, rank in sorted(self.ranks.items()))
+        losses = ([line for line in lines if "loss" in line.values] for lines in logs)
+        return next(filter(None, losses), [])
 
 
 class LineWriter:
@@ -333,10 +331,7 @@ def _read_file(file: Path, record: RunRecord) -> RankRecord | SystemRecord | Non
                         f"{schema.SCHEMA}: install a newer fast-axolotl",
                         path=str(file),
                     )
-                if isinstance(line, schema.Start):
-                    home = RankRecord(start=line)
-                else:
-                    home = SystemRecord(start=line)
+                home = RankRecord(line) if isinstance(line, schema.Start) else SystemRecord(line)
             elif home is not None and line is not None:
                 home.add(line)
     return home

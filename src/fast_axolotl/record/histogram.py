@@ -14,47 +14,37 @@ _LEAST = 1e-6
 _LOG_GROWTH = math.log(1.02)
 
 
-class Histogram:
-    """Counts of durations in logarithmic bins."""
-
-    __slots__ = ("counts",)
-
-    def __init__(self) -> None:
-        self.counts = Counter[int]()
+class Histogram(Counter[int]):
+    """Counts of durations by the number of their logarithmic bin."""
 
     def add(self, seconds: float, count: int = 1) -> None:
         """Count a duration, once or several times."""
         index = 0
         if seconds > _LEAST:
             index = math.ceil(math.log(seconds / _LEAST) / _LOG_GROWTH)
-        self.counts[index] += count
+        self[index] += count
 
     def merge(self, counts: Mapping[str, int]) -> None:
         """Add the counts of another one, as written."""
         for key, count in counts.items():
-            self.counts[int(key)] += count
+            self[int(key)] += count
 
     def written(self) -> dict[str, int]:
         """The counts as they are written."""
-        return {str(index): count for index, count in sorted(self.counts.items())}
+        return {str(index): count for index, count in sorted(self.items())}
 
-    def items(self) -> Iterator[tuple[float, int]]:
+    def durations(self) -> Iterator[tuple[float, int]]:
         """A duration in the middle of each bin, and how many there are."""
-        return ((_middle(index), count) for index, count in self.counts.items())
-
-    @property
-    def count(self) -> int:
-        """How many durations were added."""
-        return sum(self.counts.values())
+        return ((_middle(index), count) for index, count in self.items())
 
     def quantile(self, share: float) -> float | None:
         """The duration below which a share of them lies; ``None`` of an empty one."""
-        left = share * self.count
-        for index in sorted(self.counts):
-            left -= self.counts[index]
+        left = share * self.total()
+        for index in sorted(self):
+            left -= self[index]
             if left <= 1e-9:
                 return _middle(index)
-        return _middle(max(self.counts)) if self.counts else None
+        return _middle(max(self)) if self else None
 
 
 def _middle(index: int) -> float:

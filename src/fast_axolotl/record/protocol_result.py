@@ -226,11 +226,9 @@ class ProtocolResult:
             if any(len(row.cells) != len(result.matrix.arms) for row in result.matrix.rows):
                 raise ValueError("a row has not one cell for each arm")
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise DataError(f"cannot be read: {reason}", path=str(path)) from error
+            raise DataError(f"cannot be read: {error.strerror or error}", path=str(path)) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
-                f"not a protocol result ({error}); run fast-axolotl protocol again",
-                path=str(path),
+                f"not a protocol result ({error}); run fast-axolotl protocol again", path=str(path)
             ) from error
         return result

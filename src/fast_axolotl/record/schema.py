@@ -165,22 +165,21 @@ class Stacks:
 
     t: float
     who: Literal["training", "workers"]
-    seconds: float
-    """Of all looks; of workers: in which they loaded."""
+    seconds: float = 0.0
+    """Of workers: in which they loaded."""
     lines: tuple[StackLine, ...] = ()
     """The largest of each phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Something that happened at a moment: ``first_batch``, ``first_step``, ``epoch``, ``shard``,
-    ``clock_step``, ``error``, ``note``."""
+    """Something that happened at a moment: ``first_fetch``, ``first_batch``, ``first_step``,
+    ``epoch``, ``resume``, ``evaluate``, ``error``, ``note``."""
 
     t: float
     name: str
-    step: int | None = None
     fetch: int | None = None
-    row: int | None = None
+    """Batches until then; of those that were read over before the first step."""
     text: str = ""
 
 

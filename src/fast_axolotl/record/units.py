@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from datetime import datetime, timezone
+from functools import partial
 
 _SCALES = {
     "bytes": ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (0.0, "B")),
@@ -39,14 +40,14 @@ def format_value(value: float | None, unit: str, *, decimals: int = 1) -> str:
     return f"{text} {unit}".rstrip()
 
 
-def format_share(value: float | None, *, decimals: int = 1) -> str:
-    """``12.3 %``."""
-    return format_value(value, "share", decimals=decimals)
-
-
-def format_seconds(value: float | None) -> str:
-    """What was measured: ``83 µs``, ``12.3 ms``, ``4.56 s``; from ten minutes on a duration."""
-    return format_value(value, "s")
+format_share = partial(format_value, unit="share")
+"""``12.3 %``."""
+format_seconds = partial(format_value, unit="s")
+"""What was measured: ``83 µs``, ``12.3 ms``, ``4.56 s``; from ten minutes on a duration."""
+format_bytes = partial(format_value, unit="bytes")
+"""``512 B``, ``1.5 MB``, ``12.3 GB``: three digits, powers of 1000."""
+format_count = partial(format_value, unit="")
+"""``1,234`` or ``12.3``."""
 
 
 def format_duration(seconds: float) -> str:
@@ -57,16 +58,6 @@ def format_duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60:,} h {minutes % 60:02d} min"
-
-
-def format_bytes(value: float | None) -> str:
-    """``512 B``, ``1.5 MB``, ``12.3 GB``: three digits, powers of 1000."""
-    return format_value(value, "bytes")
-
-
-def format_count(value: float | None) -> str:
-    """``1,234`` or ``12.3``."""
-    return format_value(value, "")
 
 
 def format_change(value: float, unit: str, *, decimals: int = 1) -> str:

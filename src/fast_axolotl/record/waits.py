@@ -51,12 +51,6 @@ def encode_waits(waits: Iterable[float]) -> str:
     ).decode()
 
 
-_SUMS = (
-    *("steps", "fetches", "wall_seconds", "host_wait_seconds"),
-    *("device_wait_seconds", "device_wall_seconds"),
-)
-
-
 @dataclass(slots=True)
 class WaitTotals:
     """Wall time and waits, and what the batches held, summed over steps or blocks."""
@@ -109,7 +103,9 @@ class WaitTotals:
 
     def since(self, earlier: WaitTotals) -> WaitTotals:
         """What was added since these sums were ``earlier``."""
-        sums: Any = {name: getattr(self, name) - getattr(earlier, name) for name in _SUMS}
+        names: tuple[str, ...] = ("steps", "fetches", "wall_seconds", "host_wait_seconds")
+        names += ("device_wait_seconds", "device_wall_seconds")
+        sums: Any = {name: getattr(self, name) - getattr(earlier, name) for name in names}
         counts = {name: own - earlier.counts.get(name, 0) for name, own in self.counts.items()}
         return WaitTotals(**sums, counts=counts, uncounted=self.uncounted)
 
