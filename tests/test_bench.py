@@ -145,9 +145,9 @@ def test_sentences_say_plainly_who_is_faster() -> None:
         return shown.title.splitlines()
 
     assert answer(slow=(0.8, 0.7, 0.9), HF=(21, 19, 1250), near=(1.02, 0.95, 1.1)) == [
-        "fast-axolotl is slower than slow: 0.80× (0.70–0.90×).",
+        "fast-axolotl is slower than slow: 0.8× (0.7–0.9×).",
         "fast-axolotl is faster than HF: 21× (19–1,250×).",
-        "fast-axolotl is about as fast as near: 1.0× (0.95–1.1×).",
+        "fast-axolotl is about as fast as near: 1.02× (0.95–1.1×).",
     ]
     (nothing,) = answer(wrong=None)
     assert nothing.startswith("No other library gave the same result here")

@@ -22,7 +22,7 @@ from typer import Argument, Option
 from fast_axolotl.cli.options import AsJson, Inputs, print_result, say, summary_document
 from fast_axolotl.cli.race import Contender, columns, digest, run_race
 from fast_axolotl.errors import DataError
-from fast_axolotl.record.units import format_seconds
+from fast_axolotl.record.units import format_count, format_seconds
 from fast_axolotl.report.document import Document, Row, Table
 
 BATCH_ROWS = 1000
@@ -105,7 +105,7 @@ def bench_document(found: Mapping[str, Any]) -> Document:
     for one in found["libraries"]:
         seconds, ratio = median(one["seconds"]), "–"
         if one["ours_over_theirs"] is not None:
-            middle, low, high = map(_format_ratio, one["ours_over_theirs"])
+            middle, low, high = map(format_count, one["ours_over_theirs"])
             ratio, (_, least, most) = f"{middle}× ({low}–{high})", one["ours_over_theirs"]
             how = "faster than" if least > 1 else "slower than" if most < 1 else "about as fast as"
             answer.append(f"fast-axolotl is {how} {one['name']}: {middle}× ({low}–{high}×).")
@@ -115,10 +115,6 @@ def bench_document(found: Mapping[str, Any]) -> Document:
     header = ["", "returns", "median", "rows/s", "ours ÷ theirs"]
     facts, title = {**found, "libraries": None}, "\n".join(answer or [nothing])
     return summary_document(facts, Table(header=header, rows=table), title=title)
-
-
-def _format_ratio(ratio: float) -> str:
-    return f"{ratio:,.{2 if ratio < 1 else 1 if ratio < 10 else 0}f}"
 
 
 def read(request: Request) -> list[Contender]:

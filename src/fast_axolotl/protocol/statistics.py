@@ -159,7 +159,7 @@ def compare_runs(
             return Estimate(value=None, reason=reason)
         known, others = (list(map(math.log, values)) for values in (known, others))
         slack = math.log1p(resolution)
-    scale = _exp if is_ratio else float
+    scale = (lambda log: math.exp(min(log, 700.0))) if is_ratio else float
     mean = statistics.fmean(others) - statistics.fmean(known)
     if count == 1:
         unpaired = "one run has no interval: the difference may be noise"
@@ -191,10 +191,6 @@ def compare_runs(
         error=error,
         degrees=degrees,
     )
-
-
-def _exp(logarithm: float) -> float:
-    return math.exp(min(logarithm, 700.0))
 
 
 def _find_middle(values: Sequence[float], rounding: float) -> tuple[float, float, float]:
