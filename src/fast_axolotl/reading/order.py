@@ -30,9 +30,11 @@ from __future__ import annotations
 import heapq
 import math
 import operator
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,12 +127,14 @@ class Piece:
     def with_step(self, *of_slice: int | None) -> Piece:
         return replace(self, steps=(*self.steps, slice(*of_slice)))
 
+    def kept(self, num_rows: int = sys.maxsize) -> range:
+        """The numbers of the rows to keep, of so many."""
+        return reduce(operator.getitem, self.steps, range(num_rows))
+
     def count(self, rows: Mapping[Unit, int]) -> int:
         """The number of rows, given those of each unit."""
         count = sum(rows[unit] for unit in self.units) + sum(p.count(rows) for p in self.window)
-        for step in self.steps:
-            count = len(range(count)[step])
-        return count
+        return len(self.kept(count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
