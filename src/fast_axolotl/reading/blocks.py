@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,9 @@ from fast_axolotl.reading.storage import Source
 
 PART_BLOCKS = 4
 """What is decoded together may take so many blocks in memory; more comes in parts."""
+
+_COMPRESSED_EXPANSION = 4
+"""Rough ratio of text to its compressed form: only used to weigh files against each other."""
 
 _OFFSET_BYTES = 4
 _LARGE = (pa.LargeStringArray, pa.LargeBinaryArray, pa.LargeListArray)
@@ -134,31 +137,39 @@ def or_broken(blocks: Iterable[Block]) -> Iterator[Block]:
         yield Block(decode=decode)
 
 
-class FileFormat(Protocol):
-    """One opened file."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFile:
+    """A file and what it turned out to be. Each format has its own way to cut it up."""
+
+    source: Source
+    format: str
+    compression: str | None = None
+    options: ReadOptions
+    schema: pa.Schema | None = None
+    """Exact where the file declares it, ``None`` where it is inferred from the rows."""
 
     @property
-    def schema(self) -> pa.Schema | None:
-        """Exact where the file declares it, ``None`` where it is inferred from the rows."""
+    def sources(self) -> tuple[Source, ...]:
+        """The files that it stands for, where many small ones are read as one."""
+        return (self.source,)
 
     def units(self, file: int) -> list[Unit]:
-        """The units of the file in order."""
+        """The units of the file in order: one where it can only be read from its beginning."""
+        size = max(1, self.source.num_bytes)
+        weight = size * (_COMPRESSED_EXPANSION if self.compression else 1)
+        return [Unit(file=file, start=0, stop=size, num_bytes=weight)]
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         """The blocks of a unit in order; always the same ones."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokenFile:
+class BrokenFile(InputFile):
     """Stands for a file that could not be opened, where such files are to be skipped."""
 
     error: DataError
-    num_bytes: int
-    options: ReadOptions
-    schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
-
-    def units(self, file: int) -> list[Unit]:
-        return [Unit(file=file, start=0, stop=1, num_bytes=max(1, self.num_bytes))]
+    schema: pa.Schema | None = field(default_factory=lambda: pa.schema([]))
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         yield from ()
@@ -166,26 +177,10 @@ class BrokenFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InputFile:
-    """A file and what it turned out to be; or many small ones, which are read as one."""
-
-    source: Source
-    format: str
-    compression: str | None
-    small: tuple[Source, ...] = ()
-
-    @property
-    def parts(self) -> tuple[Source, ...]:
-        """The files that it stands for."""
-        return self.small or (self.source,)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
     """Opened files and how they are cut up."""
 
-    inputs: tuple[InputFile, ...]
-    formats: tuple[FileFormat, ...]
+    files: tuple[InputFile, ...]
     options: ReadOptions
     window_bytes: int
     """How much is shuffled together."""
@@ -198,33 +193,33 @@ class Dataset:
         their units are other ones.
         """
         lines = [
-            f"{PurePosixPath(source.identity).name}\t{source.num_bytes}\t{item.format}"
+            f"{PurePosixPath(source.identity).name}\t{source.num_bytes}\t{file.format}"
             f"{', mapped' if hasattr(file, 'batches') else ''}"
-            f"{', joined' if item.small else ''}"
-            for item, file in zip(self.inputs, self.formats, strict=True)
-            for source in item.parts
+            f"{', joined' if len(file.sources) > 1 else ''}"
+            for file in self.files
+            for source in file.sources
         ]
         text = "\n".join([*lines, repr(self.options.columns)])
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
     def units(self) -> list[Unit]:
-        return [unit for index, file in enumerate(self.formats) for unit in file.units(index)]
+        return [unit for index, file in enumerate(self.files) for unit in file.units(index)]
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         """A unit's blocks; where splitting fails, a block that says so in its place."""
-        blocks = or_broken(self.formats[unit.file].blocks(unit))
-        keys = self.inputs[unit.file].source.keys
+        blocks = or_broken(self.files[unit.file].blocks(unit))
+        keys = self.files[unit.file].source.keys
         return (_with_keys(block, keys) for block in blocks) if keys else blocks
 
     def sample(self, file: int, num_bytes: int) -> Block:
         """The first rows of a file whose types are inferred from them."""
-        block = self.formats[file].sample(num_bytes)  # type: ignore[attr-defined]
-        return _with_keys(block, self.inputs[file].source.keys)
+        block = self.files[file].sample(num_bytes)  # type: ignore[attr-defined]
+        return _with_keys(block, self.files[file].source.keys)
 
     def with_options(self, **changes: Any) -> Dataset:
         options = replace(self.options, **changes)
-        formats = tuple(replace(file, options=options) for file in self.formats)  # type: ignore[type-var]
-        return replace(self, options=options, formats=formats)
+        files = tuple(replace(file, options=options) for file in self.files)
+        return replace(self, options=options, files=files)
 
 
 def _with_keys(block: Block, keys: Sequence[tuple[str, pa.Scalar]]) -> Block:

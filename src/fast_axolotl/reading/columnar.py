@@ -35,6 +35,7 @@ from fast_axolotl.reading.blocks import (
     Block,
     Dataset,
     Decoded,
+    InputFile,
     ReadOptions,
     Unit,
     check_names,
@@ -78,13 +79,13 @@ _DECODE_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Columnar:
-    source: Source
+class _Columnar(InputFile):
+    content: Source
+    """What is read: the file, or a decompressed copy."""
     schema: pa.Schema
     """Of the columns that are read."""
     names: list[str]
     """All columns of the file."""
-    options: ReadOptions
 
     def _checked(self, rows: Any) -> Any:
         """The rows under the schema. Damaged offsets would crash whoever touches them, and pyarrow
@@ -162,7 +163,7 @@ class ParquetFile(_Columnar):
         held, size = list[pa.RecordBatch](), 0
         with _named(self.source.path, f"row group {index}"):
             if is_small:
-                table = open_file(self.source.open_arrow(ahead)).read_row_group(index, **columns)
+                table = open_file(self.content.open_arrow(ahead)).read_row_group(index, **columns)
                 size = value_bytes(table)
                 if table.num_rows == rows_left and size <= part_bytes // 2:
                     self.row_bytes.append(size / rows_left)
@@ -170,7 +171,7 @@ class ParquetFile(_Columnar):
                     return
                 del table
                 size = 0
-            file = open_file(self.source.open_arrow(ahead))
+            file = open_file(self.content.open_arrow(ahead))
             # Not documented to change the batches of an iteration that has begun. Where it does
             # not, steps stay small, which costs time and nothing else.
             resize = getattr(file.reader, "set_batch_size", lambda rows: None)
@@ -256,7 +257,7 @@ class ArrowFile(_Columnar):
 
     def units(self, file: int) -> list[Unit]:
         count = 1 if self.num_batches is None else self.num_batches
-        size = max(1, self.source.num_bytes // max(1, count))
+        size = max(1, self.content.num_bytes // max(1, count))
         step = max(1, self.options.unit_bytes // size)
         return [
             Unit(file=file, start=start, stop=stop, num_bytes=size * (stop - start))
@@ -276,7 +277,7 @@ class ArrowFile(_Columnar):
         path, block_bytes = self.source.path, self.options.block_bytes
         is_stream = self.num_batches is None
         with _named(path, "schema"):
-            file = self.source.open_arrow(min(unit.num_bytes, block_bytes))
+            file = self.content.open_arrow(min(unit.num_bytes, block_bytes))
             reader: Any = pa.ipc.open_stream(file) if is_stream else pa.ipc.open_file(file)
         batches = reader if is_stream else map(reader.get_batch, range(unit.start, unit.stop))
         index, held, size = unit.start, list[pa.RecordBatch](), 0
@@ -304,18 +305,18 @@ class ArrowFile(_Columnar):
                 break
             index += 1
         with _named(path, f"after record batch {index - 1}"):
-            if is_stream and not _has_end(self.source, file.tell()):
+            if is_stream and not _has_end(self.content, file.tell()):
                 raise pa.ArrowInvalid("the stream has no end marker")
 
 
 def take_rows(dataset: Dataset, schema: pa.Schema, indices: Sequence[int]) -> pa.Table:
     """The rows of these numbers, in this order."""
     files: list[MappedFile] = []
-    for item, file in zip(dataset.inputs, dataset.formats, strict=True):
+    for file in dataset.files:
         # Columns that folders tell (keys) are not in the file.
-        if item.source.keys or not isinstance(file, MappedFile) or file.schema != schema:
+        if file.source.keys or not isinstance(file, MappedFile) or file.schema != schema:
             raise UsageError(
-                f"take() cannot read {item.source.path}: it needs local Arrow files with the same "
+                f"take() cannot read {file.source.path}: it needs local Arrow files with the same "
                 "columns; convert the data to such files"
             )
         files.append(file)
@@ -333,10 +334,10 @@ def take_rows(dataset: Dataset, schema: pa.Schema, indices: Sequence[int]) -> pa
     return pa.Table.from_batches(pieces, schema)
 
 
-def open_parquet(source: Source, options: ReadOptions) -> ParquetFile:
+def open_parquet(content: Source, **facts: Any) -> ParquetFile:
     """Reads the footer."""
-    with _named(source.path, "footer"):
-        with pq.ParquetFile(source.open_arrow()) as file:
+    with _named(content.path, "footer"):
+        with pq.ParquetFile(content.open_arrow()) as file:
             metadata, schema = file.metadata, file.schema_arrow
         # Counts that a damaged footer can hold and no file can. The column chunks are left to the
         # decoder, which checks that they lie inside the file: asking for their metadata here would
@@ -347,27 +348,26 @@ def open_parquet(source: Source, options: ReadOptions) -> ParquetFile:
             if group.num_rows < 0 or group.total_byte_size < 0:
                 raise pa.ArrowInvalid("negative counts")
             total += group.total_byte_size
-    columns, share = _columns(source, schema, options), source.num_bytes / max(1, total)
-    return ParquetFile(**columns, metadata=metadata, encoded_share=min(1.0, share))
+    facts |= _columns(content, schema, facts["options"])
+    share = min(1.0, content.num_bytes / max(1, total))
+    return ParquetFile(**facts, metadata=metadata, encoded_share=share)
 
 
-def open_arrow(source: Source, options: ReadOptions) -> MappedFile | ArrowFile:
+def open_arrow(content: Source, **facts: Any) -> MappedFile | ArrowFile:
     """Maps a local file; of others reads the schema and, of the file form, the index."""
-    head = source.read_at(0, 6)
-    with _named(source.path, "schema"):
+    head = content.read_at(0, 6)
+    with _named(content.path, "schema"):
         if head.startswith(b"FEA1"):
             raise DataError(
                 "Feather version 1 is not supported; convert the file with pyarrow.feather",
-                path=source.path,
+                path=content.path,
             )
-        file = source.open_arrow(is_mapped=source.is_local)
+        file = content.open_arrow(is_mapped=content.is_local)
         is_stream = not head.startswith(b"ARROW1")
         reader: Any = pa.ipc.open_stream(file) if is_stream else pa.ipc.open_file(file)
-    columns = _columns(source, reader.schema, options)
-    names, count = columns["schema"].names, None if is_stream else reader.num_record_batches
-    is_mapped = source.is_local and all(
-        reader.schema.field(item.name) == item for item in columns["schema"]
-    )
+    facts |= _columns(content, reader.schema, facts["options"])
+    schema, count = facts["schema"], None if is_stream else reader.num_record_batches
+    is_mapped = content.is_local and all(reader.schema.field(item.name) == item for item in schema)
     with suppress(*_DECODE_ERRORS):  # decoding tells which batch is damaged
         found: Any = reader if count is None else map(reader.get_batch, range(count))
         batches = list[pa.RecordBatch]()
@@ -375,14 +375,14 @@ def open_arrow(source: Source, options: ReadOptions) -> MappedFile | ArrowFile:
             buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer]
             is_mapped = not any(buffer.is_mutable for buffer in buffers)  # by decompressing
             batches.append(batch)
-        if is_mapped and (count is not None or _has_end(source, file.tell())):
+        if is_mapped and (count is not None or _has_end(content, file.tell())):
             return MappedFile(
-                **columns,
-                batches=tuple(batch.select(names) for batch in batches),
+                **facts,
+                batches=tuple(batch.select(schema.names) for batch in batches),
                 starts=(0, *accumulate(batch.num_rows for batch in batches)),
                 sizes=tuple(batch.get_total_buffer_size() for batch in batches),
             )
-    return ArrowFile(**columns, num_batches=count)
+    return ArrowFile(**facts, num_batches=count)
 
 
 def _has_end(source: Source, offset: int) -> bool:
@@ -391,18 +391,17 @@ def _has_end(source: Source, offset: int) -> bool:
     return mark == _END_OF_STREAM or source.read_at(0, 4) != _END_OF_STREAM[:4]
 
 
-def _columns(source: Source, schema: pa.Schema, options: ReadOptions) -> dict[str, Any]:
+def _columns(content: Source, schema: pa.Schema, options: ReadOptions) -> dict[str, Any]:
     """The columns to read, after a look at all of them."""
-    with _named(source.path, "schema"):
-        fields = [_plain(column, source.path) for column in schema]
+    with _named(content.path, "schema"):
+        fields = [_plain(column, content.path) for column in schema]
     names: list[str] = schema.names
-    check_names(names, source.path)
+    check_names(names, content.path)
     wanted = [item for item in fields if options.columns is None or item.name in options.columns]
     return {
-        "source": source,
+        "content": content,
         "schema": pa.schema(wanted, schema.metadata),
         "names": names,
-        "options": options,
     }
 
 
@@ -447,8 +446,4 @@ def _named(path: str, place: str) -> Iterator[None]:
         cause = f"the file is corrupt or truncated ({reason}); replace the file with an intact copy"
         if "crypt" in reason:
             cause = f"the file is encrypted ({reason}); write a copy without encryption"
-        raise DataError(
-            cause,
-            path=path,
-            place=place,
-        ) from error
+        raise DataError(cause, path=path, place=place) from error

@@ -34,7 +34,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,7 +128,10 @@ class Piece:
 
     def kept(self, num_rows: int = sys.maxsize) -> range:
         """The numbers of the rows to keep, of so many."""
-        return reduce(operator.getitem, self.steps, range(num_rows))
+        kept = range(num_rows)
+        for step in self.steps:
+            kept = kept[step]
+        return kept
 
     def count(self, rows: Mapping[Unit, int]) -> int:
         """The number of rows, given those of each unit."""
@@ -285,7 +287,7 @@ class ResumePoint:
                 "block_bytes": options.block_bytes,
                 "unit_bytes": options.unit_bytes,
                 "window_bytes": dataset.window_bytes,
-                "csv_cut": any(getattr(file, "edges", None) for file in dataset.formats),
+                "csv_cut": any(getattr(file, "edges", None) for file in dataset.files),
             },
             "schema": schema_text(self.schema),
         }
@@ -403,7 +405,7 @@ def _hand_over(giver: list[Piece], taker: list[Piece], more: int, rows: Mapping[
 def warn_of_sharing(order: Order, count: int) -> None:
     """Reports a large file that several shards read."""
     for piece in (piece for pieces in order.deal(count) for piece in pieces):
-        source = order.dataset.inputs[piece.place[0]].source
+        source = order.dataset.files[piece.place[0]].source
         # What is left of a window is shared as well, but only once, and it is small.
         is_shared = not piece.window and any(step.step for step in piece.steps)
         if is_shared and source.num_bytes >= _WORTH_A_WARNING_BYTES:

@@ -160,10 +160,8 @@ def open_dataset(
         block_bytes=block_bytes,
         unit_bytes=max(_LEAST_UNIT_BYTES, min(total // _UNITS, _MOST_UNIT_BYTES)),
     )
-    opened = open_files(sources, format, options)
     dataset = Dataset(
-        inputs=tuple(item for item, _ in opened),
-        formats=tuple(file for _, file in opened),
+        files=tuple(open_files(sources, format, options)),
         options=options,
         window_bytes=memory_budget // 8,
     )
@@ -240,8 +238,11 @@ class Reader(AbstractContextManager["Reader"]):
     @property
     def files(self) -> tuple[InputFile, ...]:
         """The files to read, with their format and compression."""
-        inputs = self._next.order.dataset.inputs
-        return tuple(replace(item, source=part, small=()) for item in inputs for part in item.parts)
+        return tuple(
+            InputFile(source=part, format=f.format, compression=f.compression, options=f.options)
+            for f in self._next.order.dataset.files
+            for part in f.sources
+        )
 
     @property
     def num_bytes(self) -> int:
