@@ -117,6 +117,8 @@ class Block:
     """Whether values can be had as they were written: by decoding once more under a new schema."""
     text_wins: bool = False
     """Whether a clash of text with a number means that the column is text (CSV)."""
+    keys: tuple[tuple[str, pa.Scalar], ...] = ()
+    """Columns that the folders tell, in place of its own of these names."""
 
 
 def ready_block(table: pa.Table, weight: int = 0) -> Block:
@@ -207,37 +209,20 @@ class Dataset:
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         """A unit's blocks; where splitting fails, a block that says so in its place."""
-        blocks = or_broken(self.files[unit.file].blocks(unit))
-        keys = self.files[unit.file].source.keys
-        return (_with_keys(block, keys) for block in blocks) if keys else blocks
+        file = self.files[unit.file]
+        blocks = or_broken(file.blocks(unit))
+        keys = file.source.keys
+        return (replace(block, keys=keys) for block in blocks) if keys else blocks
 
     def sample(self, file: int, num_bytes: int) -> Block:
         """The first rows of a file whose types are inferred from them."""
-        block = self.files[file].sample(num_bytes)  # type: ignore[attr-defined]
-        return _with_keys(block, self.files[file].source.keys)
+        opened: Any = self.files[file]
+        return replace(opened.sample(num_bytes), keys=opened.source.keys)
 
     def with_options(self, **changes: Any) -> Dataset:
         options = replace(self.options, **changes)
         files = tuple(replace(file, options=options) for file in self.files)
         return replace(self, options=options, files=files)
-
-
-def _with_keys(block: Block, keys: Sequence[tuple[str, pa.Scalar]]) -> Block:
-    """The rows with the columns that the folders tell, in place of their own of these names."""
-
-    def decode(schema: pa.Schema | None) -> Decoded:
-        names = [name for name, _ in keys]
-        if schema is not None:
-            schema = pa.schema([field for field in schema if field.name not in names])
-        decoded = block.decode(schema)
-        table = decoded.table.drop_columns([n for n in names if n in decoded.table.column_names])
-        if table.num_rows:
-            for name, value in keys:
-                table = table.append_column(name, pa.repeat(value, table.num_rows))
-        more = (_with_keys(part, keys) for part in decoded.more)
-        return replace(decoded, table=table, more=more if decoded.more else ())
-
-    return replace(block, decode=decode)
 
 
 def rejection_of(error: DataError, num_rows: int | None = None) -> Rejection:
@@ -246,6 +231,9 @@ def rejection_of(error: DataError, num_rows: int | None = None) -> Rejection:
 
 def decode_or_reject(block: Block, schema: pa.Schema | None, options: ReadOptions) -> Decoded:
     """The rows of a block; where it cannot be read and skipping is wanted, the rejection of it."""
+    keys = dict(block.keys)
+    if schema is not None and keys:
+        schema = pa.schema([field for field in schema if field.name not in keys])
     try:
         decoded = block.decode(schema)
     except ConflictError:
@@ -254,11 +242,15 @@ def decode_or_reject(block: Block, schema: pa.Schema | None, options: ReadOption
         if options.on_error == "raise":
             raise
         return Decoded(pa.table({}), (rejection_of(error, block.num_rows),))
-    table, columns = decoded.table, options.columns
-    if columns is None or table.num_columns == 0:
-        return decoded
-    table = table.select([name for name in columns if name in table.schema.names])
-    return Decoded(table, decoded.rejections, decoded.more)
+    table, more, columns = decoded.table, decoded.more, options.columns
+    if keys:
+        table = table.drop_columns([name for name in keys if name in table.column_names])
+        for name, value in keys.items() if table.num_rows else ():
+            table = table.append_column(name, pa.repeat(value, table.num_rows))
+        more = more and (replace(part, keys=block.keys) for part in more)
+    if columns is not None and table.num_columns:
+        table = table.select([name for name in columns if name in table.schema.names])
+    return Decoded(table, decoded.rejections, more)
 
 
 def check_names(names: Sequence[str], path: str, place: str = "", cure: str = "") -> None:
