@@ -50,7 +50,7 @@ from fast_axolotl.reading.lines import (
     line_at,
 )
 from fast_axolotl.reading.schema import TypeClash, is_number
-from fast_axolotl.reading.storage import MOST_RECORD_BYTES, Source, Supply, head_of
+from fast_axolotl.reading.storage import MOST_RECORD_BYTES, Source, Supply
 
 _CANDIDATES = ",\t;|"
 _SNIFF_BYTES = 64 * 1024
@@ -81,7 +81,7 @@ class CsvFile(InputFile):
 
     @classmethod
     def open(cls, *, source: Source, options: ReadOptions, **facts: Any) -> CsvFile:
-        head = head_of(source, facts["compression"], _SNIFF_BYTES)
+        head = Supply(source, facts["compression"], _SNIFF_BYTES).held
         start = len(BOM) if head.startswith(BOM) else 0
         head, dialect = head[start:], options.csv
         if dialect.delimiter is None:

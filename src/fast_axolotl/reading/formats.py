@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from fast_axolotl.errors import AccessError, DataError, MissingFileError, UsageError
 from fast_axolotl.reading.blocks import BrokenFile, InputFile, ReadOptions
-from fast_axolotl.reading.storage import Source, head_of, spool, start_of
+from fast_axolotl.reading.storage import Source, Supply, spool, start_of
 
 _SHORT_HEAD_BYTES = 8 * 1024
 _HEAD_BYTES = 64 * 1024
@@ -198,7 +198,7 @@ def _open(source: Source, declared: str | None, options: ReadOptions) -> InputFi
     if _SKIPPABLE.match(head):
         compression = "lz4" if named_compression == "lz4" else "zstd"
     if compression is not None:
-        head = start_of(head, compression) or head_of(source, compression, _HEAD_BYTES)
+        head = start_of(head, compression) or Supply(source, compression, _HEAD_BYTES).held
     elif named_compression and _COMPRESSIONS[named_compression][0].startswith(head):
         raise DataError(
             f"the {named_compression} file is truncated after {len(head)} bytes; replace it with "
