@@ -27,6 +27,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -202,48 +203,39 @@ class MappedFile(_Columnar):
     """With the columns that are read."""
     starts: tuple[int, ...]
     """The first row of each batch, then the number of rows."""
-    sizes: tuple[int, ...]
-    """The bytes of each batch, with all columns."""
+    stops: tuple[int, ...]
+    """The bytes before each batch, then those of all, with all columns."""
     validated: set[int] = field(default_factory=set)
     """The batches that are known to be intact."""
 
     def units(self, file: int) -> list[Unit]:
-        """Ranges of rows: small batches together, large ones in parts."""
-        units, start, weight = list[Unit](), 0, 0
-        for stop, size in zip(self.starts[1:], self.sizes, strict=True):
-            weight += size
-            if stop > start and (weight >= self.options.unit_bytes or stop == self.starts[-1]):
-                parts = min(stop - start, max(1, weight // _LARGE_BATCH_BYTES))
-                num_bytes = max(1, weight // parts)
-                edges = [start + (stop - start) * part // parts for part in range(parts + 1)]
-                units += [
-                    Unit(file=file, start=at, stop=end, num_bytes=num_bytes, num_rows=end - at)
-                    for at, end in pairwise(edges)
-                ]
-                start, weight = stop, 0
-        return units
+        """Ranges of rows of the same size: small batches together, large ones in parts."""
+        num_bytes, num_rows = self.stops[-1], self.starts[-1]
+        step = min(num_bytes // max(1, len(self.batches)), _LARGE_BATCH_BYTES)
+        ends = range(0, num_bytes, max(self.options.unit_bytes, step))
+        inner = np.rint(np.interp(ends, self.stops, self.starts)).astype(int).tolist()
+        edges = sorted({0, *inner, num_rows})
+        num_bytes = max(1, num_bytes // max(1, len(edges) - 1))
+        return [
+            Unit(file=file, start=start, stop=stop, num_bytes=num_bytes, num_rows=stop - start)
+            for start, stop in pairwise(edges)
+        ]
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
-        """The rows; nothing is copied."""
-
         def decode(_: pa.Schema | None) -> Decoded:
-            batches = []
-            stop = bisect_left(self.starts, unit.stop)
-            for index in range(bisect_right(self.starts, unit.start) - 1, stop):
-                start = max(unit.start, self.starts[index])
-                rows = self.batch(index).slice(start - self.starts[index], unit.stop - start)
-                batches.append(rows)
-            return Decoded(pa.Table.from_batches(batches, self.schema))
+            return Decoded(pa.Table.from_batches(self.rows(unit.start, unit.stop), self.schema))
 
         yield Block(decode=decode, weight=unit.num_bytes, num_rows=unit.stop - unit.start)
 
-    def batch(self, index: int) -> pa.RecordBatch:
-        """A record batch in the mapping, which has been checked."""
-        if index not in self.validated:
-            with _named(self.source.path, f"record batch {index}"):
-                self._checked(self.batches[index])
-            self.validated.add(index)
-        return self.batches[index]
+    def rows(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+        """Some rows in the mapping, of batches that have been checked; nothing is copied."""
+        for index in range(bisect_right(self.starts, start) - 1, bisect_left(self.starts, stop)):
+            if index not in self.validated:
+                with _named(self.source.path, f"record batch {index}"):
+                    self._checked(self.batches[index])
+                self.validated.add(index)
+            begin = max(start, self.starts[index])
+            yield self.batches[index].slice(begin - self.starts[index], stop - begin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,9 +318,7 @@ def take_rows(dataset: Dataset, schema: pa.Schema, indices: Sequence[int]) -> pa
         if not 0 <= row < starts[-1]:
             raise UsageError(f"no row {row}: the data has {starts[-1]:,} rows, counted from 0")
         number = bisect_right(starts, row) - 1
-        file, at = files[number], row - starts[number]
-        index = bisect_right(file.starts, at) - 1
-        pieces.append(file.batch(index).slice(at - file.starts[index], 1))
+        pieces += files[number].rows(row - starts[number], row - starts[number] + 1)
     return pa.Table.from_batches(pieces, schema)
 
 
@@ -378,7 +368,7 @@ def open_arrow(content: Source, **facts: Any) -> MappedFile | ArrowFile:
                 **facts,
                 batches=tuple(batch.select(schema.names) for batch in batches),
                 starts=(0, *accumulate(batch.num_rows for batch in batches)),
-                sizes=tuple(batch.get_total_buffer_size() for batch in batches),
+                stops=(0, *accumulate(batch.get_total_buffer_size() for batch in batches)),
             )
     return ArrowFile(**facts, num_batches=count)
 
