@@ -221,7 +221,7 @@ class Reader(AbstractContextManager["Reader"]):
         """Counts of the current pass."""
         self._running = ExitStack()
         self._places: list[tuple[int, Position]] = []
-        """Of the last batch; see ``Batch.places``."""
+        """Of the last batch; see ``Batch``."""
         self._resume_at(start)
 
     def _resume_at(self, point: ResumePoint) -> None:
@@ -360,16 +360,17 @@ class Reader(AbstractContextManager["Reader"]):
                 yield rows
 
         with running:
-            for batch in cut_batches(counted(), lambda: self.batch_size, most_bytes):
+            batches = cut_batches(counted(), lambda: self.batch_size, most_bytes)
+            for batch, places, after, schema in batches:
                 check_pass(self._running, running)
-                schema, point = batch.next_schema, self._next
                 if self.even == "pad":
                     schema = schema.remove(len(schema) - 1)
-                self._places, point.position, point.schema = batch.places, batch.after, schema
-                point.rows += len(batch.rows)
-                self.stats.rows += len(batch.rows)
+                point, self._places = self._next, places
+                point.position, point.schema = after, schema
+                point.rows += len(batch)
+                self.stats.rows += len(batch)
                 self.stats.batches += 1
-                yield batch.rows
+                yield batch
             check_pass(self._running, running)
 
     def _read_evenly(

@@ -18,8 +18,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -48,17 +49,6 @@ class Rows:
     """What was left out between them."""
 
 
-class _Task(NamedTuple):
-    """A block to decode, and where it belongs."""
-
-    block: Block
-    weight: int
-    piece: int
-    """Its number in the sequence."""
-    part: Piece
-    """The piece, or the part of a window."""
-
-
 def read_rows(
     dataset: Dataset,
     pieces: Sequence[Piece],
@@ -74,30 +64,27 @@ def read_rows(
     """
     options = dataset.options
 
-    def tasks() -> Iterator[_Task]:
+    def blocks() -> Iterator[tuple[Block, int, Piece]]:
+        """Each with the number of its piece, and that piece or the part of a window."""
         for index in range(start.piece, len(pieces)):
             for part in pieces[index].window or (pieces[index],):
                 for block in dataset.blocks(part.unit):
-                    yield _Task(block, block.weight, index, part)
+                    yield block, index, part
 
-    ahead = Prefetcher(
-        tasks(),
-        lambda task: known.decode(task.block, options),
-        num_threads=num_threads,
-        budget=budget,
-    )
+    decode = partial(known.decode, options=options)
+    ahead = Prefetcher(blocks(), decode, num_threads=num_threads, budget=budget)
     running.enter_context(closing(ahead))
-    part, row, seen, kept = Piece(), 0, 0, range(0)
-    for task, decoded in ahead:
-        if task.part is not part:
-            part, row, seen = task.part, start.row if task.piece == start.piece else 0, 0
+    last, row, seen, kept = Piece(), 0, 0, range(0)
+    for (block, index, part), decoded in ahead:
+        if part is not last:
+            last, row, seen = part, start.row if index == start.piece else 0, 0
             kept = part.kept()
-            if row and part is pieces[task.piece]:  # of a window, once it is permuted
+            if row and part is pieces[index]:  # of a window, once it is permuted
                 kept = kept[row:]
-        weight = task.weight
-        for found in known.widen_all(decoded, task.block, options):
+        weight = block.weight
+        for found in known.widen_all(decoded, block, options):
             table, num_rows = _picked(found.table, seen, kept), max(1, found.table.num_rows)
-            begin = Position(task.piece, row)
+            begin = Position(index, row)
             yield Rows(
                 table=table,
                 start=begin,
@@ -183,16 +170,9 @@ def _first(tables: Sequence[Rows]) -> Rows:
     return next((rows for rows in tables if rows.table.num_rows), tables[0])
 
 
-class Batch(NamedTuple):
-    """A batch, and what is known at its end."""
-
-    rows: pa.RecordBatch
-    places: list[tuple[int, Position]]
-    """Its parts: their rows, and where the first of these stands."""
-    after: Position
-    """Where the row behind the last one stands."""
-    next_schema: pa.Schema
-    """The types of the rows that come next, or else those of the last ones."""
+Batch = tuple[pa.RecordBatch, list[tuple[int, Position]], Position, pa.Schema]
+"""A batch; of its parts the rows and where the first of these stands; where the row behind the last
+one stands; the types of the rows that come next, or else those of the last ones."""
 
 
 def cut_batches(
@@ -210,7 +190,7 @@ def cut_batches(
                 table = conform(pa.Table.from_batches([part]), schema)
                 (parts[index],) = table.to_batches()
         joined = pa.concat_batches(parts) if len(parts) > 1 else parts[0]
-        done = Batch(joined, [*places], after, next_schema)
+        done = joined, [*places], after, next_schema
         taken.clear()
         places.clear()
         return done

@@ -111,9 +111,10 @@ def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int)
 
     def scanned() -> pa.Schema:
         known = Known(schema)
-        blocks, decode = _blocks(dataset, undeclared), partial(known.decode, options=options)
+        blocks = ((block,) for block in _blocks(dataset, undeclared))
+        decode = partial(known.decode, options=options)
         with closing(Prefetcher(blocks, decode, num_threads=num_threads, budget=budget)) as ahead:
-            for block, decoded in ahead:
+            for (block,), decoded in ahead:
                 for _ in known.widen_all(decoded, block, options):
                     pass
         return known.schema
