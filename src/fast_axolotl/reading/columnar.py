@@ -386,11 +386,7 @@ def _columns(content: Source, schema: pa.Schema, options: ReadOptions) -> dict[s
     names: list[str] = schema.names
     check_names(names, content.path)
     wanted = [item for item in fields if options.columns is None or item.name in options.columns]
-    return {
-        "content": content,
-        "schema": pa.schema(wanted, schema.metadata),
-        "names": names,
-    }
+    return {"content": content, "schema": pa.schema(wanted, schema.metadata), "names": names}
 
 
 def _plain(column: pa.Field, path: str) -> pa.Field:

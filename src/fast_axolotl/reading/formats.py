@@ -165,7 +165,12 @@ def open_files(sources: Sequence[Source], format: str, options: ReadOptions) -> 
 
 def _with_small_together(sources: Sequence[Source]) -> Iterator[Source | tuple[Source, ...]]:
     """The same files; where there are many small ones of JSON lines in a row, these as one."""
-    for (is_small, _), group in groupby(sources, lambda source: (_is_small(source), source.keys)):
+
+    def kind(source: Source) -> tuple[bool, Any]:
+        is_lines = source.path.lower().endswith((".jsonl", ".ndjson"))
+        return is_lines and source.is_local and source.num_bytes <= _SMALL_BYTES, source.keys
+
+    for (is_small, _), group in groupby(sources, kind):
         files = tuple(group)
         some = files[:: len(files) // _MANY_FILES or 1]
         if is_small and len(files) >= _MANY_FILES and all(map(_holds_objects, some)):
@@ -181,11 +186,6 @@ def _holds_objects(source: Source) -> bool:
     except DataError:
         return False
     return text[:1] in (b"", b"{")
-
-
-def _is_small(source: Source) -> bool:
-    is_lines = source.path.lower().endswith((".jsonl", ".ndjson"))
-    return is_lines and source.is_local and source.num_bytes <= _SMALL_BYTES
 
 
 def _open(source: Source, declared: str | None, options: ReadOptions) -> InputFile:
@@ -230,12 +230,7 @@ def _open(source: Source, declared: str | None, options: ReadOptions) -> InputFi
                 FormatWarning,
                 stacklevel=2,
             )
-    facts: dict[str, Any] = {
-        "source": source,
-        "format": found,
-        "compression": compression,
-        "options": options,
-    }
+    facts = dict[str, Any](source=source, format=found, compression=compression, options=options)
     # Each format imports what it needs when a file of it is met: for one small Parquet file, the
     # other formats' modules would take as long as all of the reading.
     if found in ("parquet", "arrow", "feather"):
