@@ -217,7 +217,8 @@ class Dataset:
     def sample(self, file: int, num_bytes: int) -> Block:
         """The first rows of a file whose types are inferred from them."""
         opened: Any = self.files[file]
-        return replace(opened.sample(num_bytes), keys=opened.source.keys)
+        block: Block = opened.sample(num_bytes)
+        return replace(block, keys=opened.source.keys)
 
     def with_options(self, **changes: Any) -> Dataset:
         options = replace(self.options, **changes)

@@ -310,8 +310,8 @@ def take_rows(dataset: Dataset, schema: pa.Schema, indices: Sequence[int]) -> pa
                 "columns; convert the data to such files"
             )
         files.append(file)
-    starts, pieces = [*accumulate((file.starts[-1] for file in files), initial=0)], []
-    given = [*indices]
+    starts = [*accumulate((file.starts[-1] for file in files), initial=0)]
+    given, pieces = [*indices], list[pa.RecordBatch]()
     if any(isinstance(one, bool) or not hasattr(one, "__index__") for one in given):
         raise UsageError(f"indices must be whole numbers, not {given!r}")
     for row in map(operator.index, given):
