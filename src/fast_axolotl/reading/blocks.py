@@ -214,12 +214,6 @@ class Dataset:
         keys = file.source.keys
         return (replace(block, keys=keys) for block in blocks) if keys else blocks
 
-    def sample(self, file: int, num_bytes: int) -> Block:
-        """The first rows of a file whose types are inferred from them."""
-        opened: Any = self.files[file]
-        block: Block = opened.sample(num_bytes)
-        return replace(block, keys=opened.source.keys)
-
     def with_options(self, **changes: Any) -> Dataset:
         options = replace(self.options, **changes)
         files = tuple(replace(file, options=options) for file in self.files)

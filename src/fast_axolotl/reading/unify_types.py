@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
@@ -155,11 +156,12 @@ def _sampled(dataset: Dataset, files: Sequence[int], schema: pa.Schema) -> pa.Sc
         decoded = decode_or_reject(block, known.schema, options)
         return bool(known.widen(decoded, block, options).table.num_rows)
 
-    sampled = [file for file in files if hasattr(dataset.files[file], "sample")]
+    opened: list[Any] = [dataset.files[file] for file in files]
+    sampled = [file for file in opened if hasattr(file, "sample")]
     sampled = sampled[:: -(-len(sampled) // _SAMPLED_FILES) or 1]
     num_bytes = sum(file.source.num_bytes for file in dataset.files)
-    size = max(_SAMPLE_BYTES, num_bytes // _SAMPLE_SHARE)
-    heads = [look(dataset.sample(file, size // len(sampled))) for file in sampled]
+    size = max(_SAMPLE_BYTES, num_bytes // _SAMPLE_SHARE) // max(1, len(sampled))
+    heads = [look(replace(file.sample(size), keys=file.source.keys)) for file in sampled]
     if not any(heads):
         any(map(look, _blocks(dataset.with_options(block_bytes=_SAMPLE_BYTES), files)))
     return known.schema
