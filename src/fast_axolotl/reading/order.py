@@ -28,10 +28,10 @@ a text file are not known until they are read.
 from __future__ import annotations
 
 import heapq
-import math
 import operator
 import sys
 import warnings
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -56,6 +56,9 @@ _SHUFFLED_TOGETHER = 256
 
 _WORTH_A_WARNING_BYTES = 1024 * 1024
 """Files smaller than this cost nothing to read on every shard."""
+
+_ALL = range(sys.maxsize)
+"""The numbers of the rows of a piece."""
 
 _STATE_VERSION = 8
 _STATE_MARK = "fast_axolotl_reader"
@@ -93,8 +96,8 @@ class Piece:
     or what an earlier generation left of a window."""
 
     units: tuple[Unit, ...] = ()
-    steps: tuple[slice, ...] = ()
-    """Which of their rows to keep; each of what the ones before it leave."""
+    kept: range = _ALL
+    """Which of their rows to keep, by number."""
     window: tuple[Piece, ...] = ()
     """In place of units: the pieces whose rows were permuted together."""
     seed: tuple[int, ...] = ()
@@ -110,8 +113,7 @@ class Piece:
     def num_bytes(self) -> int:
         """Its weight: encoded bytes; what is skipped counts too."""
         total = sum(unit.num_bytes for part in self.window or (self,) for unit in part.units)
-        parts: int = math.prod(step.step or 1 for step in self.steps)
-        return max(1, total // parts)
+        return max(1, total // self.kept.step)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -121,22 +123,15 @@ class Piece:
     @property
     def is_whole(self) -> bool:
         """Whether all rows are left of what are units."""
-        return not (self.steps or self.window)
+        return self.kept == _ALL and not self.window
 
     def with_step(self, *of_slice: int | None) -> Piece:
-        return replace(self, steps=(*self.steps, slice(*of_slice)))
-
-    def kept(self, num_rows: int = sys.maxsize) -> range:
-        """The numbers of the rows to keep, of so many."""
-        kept = range(num_rows)
-        for step in self.steps:
-            kept = kept[step]
-        return kept
+        return replace(self, kept=self.kept[slice(*of_slice)])
 
     def count(self, rows: Mapping[Unit, int]) -> int:
         """The number of rows, given those of each unit."""
         count = sum(rows[unit] for unit in self.units) + sum(p.count(rows) for p in self.window)
-        return len(self.kept(count))
+        return bisect_left(self.kept, count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,8 +207,7 @@ class Order:
             if row:
                 pieces[0] = pieces[0].with_step(row, None)
             seed = self.window_seed(shard, generation, position)
-            steps = (slice(position.taken, None),)
-            yield Piece(steps=steps, window=tuple(pieces), seed=seed)
+            yield Piece(kept=_ALL[position.taken :], window=tuple(pieces), seed=seed)
             at, row = position.end_piece, position.end_row
         if row and at < len(sequence):  # behind the end are rows that were repeated
             yield sequence[at].with_step(row, None)
@@ -407,7 +401,7 @@ def warn_of_sharing(order: Order, count: int) -> None:
     for piece in (piece for pieces in order.deal(count) for piece in pieces):
         source = order.dataset.files[piece.place[0]].source
         # What is left of a window is shared as well, but only once, and it is small.
-        is_shared = not piece.window and any(step.step for step in piece.steps)
+        is_shared = not piece.window and piece.kept.step > 1
         if is_shared and source.num_bytes >= _WORTH_A_WARNING_BYTES:
             warnings.warn(
                 f"{source.path}: several of {count} shards each read all of this file, "

@@ -78,7 +78,7 @@ def read_rows(
     for (block, index, part), decoded in ahead:
         if part is not last:
             last, row, seen = part, start.row if index == start.piece else 0, 0
-            kept = part.kept()
+            kept = part.kept
             if row and part is pieces[index]:  # of a window, once it is permuted
                 kept = kept[row:]
         weight = block.weight
@@ -123,7 +123,7 @@ def shuffle_rows(
     for index, group in groupby(tables, lambda rows: rows.start.piece):
         if pieces[index].window:
             skipped = start.row if index == start.piece else 0
-            yield _permuted([*group], pieces[index].seed, pieces[index].kept()[skipped:], skipped)
+            yield _permuted([*group], pieces[index].seed, pieces[index].kept[skipped:], skipped)
             continue
         for rows in group:
             held.append(rows)
