@@ -63,7 +63,7 @@ def write_kind(folder: Path, kind: str, compression: str = "none") -> tuple[Path
 
 def rows_in(dataset: Dataset, unit: Unit) -> list[Any]:
     """The rows of a unit as text, so that the types of other units do not matter."""
-    names = getattr(dataset.formats[0], "names", ())
+    names = getattr(dataset.files[0], "names", ())
     schema = pa.schema([(name, pa.string()) for name in names])
     blocks = [decode_or_reject(block, schema, dataset.options) for block in dataset.blocks(unit)]
     return [row for decoded in blocks for row in decoded.table.to_pylist()]
@@ -201,10 +201,10 @@ def test_edges_part_the_rows_of_a_csv_file(
         path.write_bytes(text.removesuffix(data.draw(st.sampled_from(["", end]))).encode())
         whole = open_as(path, data.draw(SIZE), csv=CsvDialect(delimiter=","))
         whole = whole.with_options(block_bytes=data.draw(SIZE))
-        file: Any = whole.formats[0]
+        file: Any = whole.files[0]
         edges = file.find_edges()
         assert replace(file, options=replace(file.options, block_bytes=64)).find_edges() == edges
-        cut = replace(whole, formats=(replace(file, edges=tuple(edges)),))
+        cut = replace(whole, files=(replace(file, edges=tuple(edges)),))
         units = cut.units()
         at = data.draw(st.integers(0, len(units)))
         spans = [replace(s[0], stop=s[-1].stop) for s in (units[:at], units[at:]) if s]

@@ -189,7 +189,7 @@ def test_where_a_row_group_is_cut_does_not_depend_on_what_was_read_before(tmp_pa
 
 def opened(path: Path, **options: Any) -> Any:
     source = Source(path=str(path), num_bytes=path.stat().st_size)
-    return open_arrow(source, ReadOptions(**options))
+    return open_arrow(source, source=source, format="arrow", options=ReadOptions(**options))
 
 
 @pytest.mark.parametrize(

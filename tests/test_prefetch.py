@@ -30,8 +30,8 @@ class Piece:
     weight: int = 1
 
 
-def pieces(stop: int | None = None) -> Iterator[Piece]:
-    return (Piece(number) for number in islice(count(), stop))
+def pieces(stop: int | None = None) -> Iterator[tuple[Piece]]:
+    return ((Piece(number),) for number in islice(count(), stop))
 
 
 def double(piece: Piece) -> tuple[int, int]:
@@ -69,12 +69,14 @@ def test_results_come_in_the_order_of_the_tasks(num_threads: int) -> None:
 
     ahead = Prefetcher(pieces(500), backwards, num_threads=num_threads, budget=100)
 
-    assert [(task.number, result) for task, result in ahead] == [(n, 2 * n) for n in range(500)]
+    assert [(piece.number, result) for (piece,), result in ahead] == [
+        (n, 2 * n) for n in range(500)
+    ]
 
 
 @pytest.mark.parametrize("where", ["decoding", "splitting", "an iterator that ends"])
 def test_an_error_comes_after_the_tasks_before_it(where: str) -> None:
-    def split() -> Iterator[Piece]:
+    def split() -> Iterator[tuple[Piece]]:
         yield from pieces(7 if where == "splitting" else None)
         raise LookupError("seven")
 
@@ -105,7 +107,7 @@ def test_reading_ahead_holds_at_most_the_budget_and_one_item(budget: int) -> Non
             sizes["most"] = max(sizes["most"], sizes["held"])
         return piece.weight, 3 * piece.weight
 
-    weighty = (Piece(number, weight=10 + number % 7) for number in range(2000))
+    weighty = ((Piece(number, weight=10 + number % 7),) for number in range(2000))
     for _, weight in Prefetcher(weighty, decode, num_threads=3, budget=budget):
         with lock:
             sizes["held"] -= 3 * weight

@@ -151,11 +151,7 @@ def _cut(dataset: Dataset, schema: pa.Schema, memory: int) -> Iterator[Share]:
     alike = groupby(numbered, lambda pair: pair[0] // share_bytes)
     for group in [[unit for _, unit in pairs] for _, pairs in alike] or [[]]:
         files = {file: index for index, file in enumerate(dict.fromkeys(u.file for u in group))}
-        theirs = replace(
-            dataset,
-            inputs=tuple(dataset.inputs[file] for file in files),
-            formats=tuple(dataset.formats[file] for file in files),
-        )
+        theirs = replace(dataset, files=tuple(dataset.files[file] for file in files))
         yield Share(theirs, [replace(u, file=files[u.file]) for u in group], schema, memory)
 
 
@@ -190,6 +186,6 @@ def write(store: Store, *, share: Share, rows: Sequence[int], part: str, target:
             raise DataError(
                 f"the input had {len(keep):,} rows at the first read and {at:,} at the second: it "
                 "changed; run again with restart=True (--restart)",
-                path=share.dataset.inputs[0].source.path,
+                path=share.dataset.files[0].source.path,
             )
     return {"rows": int(keep.sum()), "bytes_out": num_bytes}

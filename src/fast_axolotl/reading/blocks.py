@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,9 @@ from fast_axolotl.reading.storage import Source
 
 PART_BLOCKS = 4
 """What is decoded together may take so many blocks in memory; more comes in parts."""
+
+_COMPRESSED_EXPANSION = 4
+"""Rough ratio of text to its compressed form: only used to weigh files against each other."""
 
 _OFFSET_BYTES = 4
 _LARGE = (pa.LargeStringArray, pa.LargeBinaryArray, pa.LargeListArray)
@@ -114,6 +117,8 @@ class Block:
     """Whether values can be had as they were written: by decoding once more under a new schema."""
     text_wins: bool = False
     """Whether a clash of text with a number means that the column is text (CSV)."""
+    keys: tuple[tuple[str, pa.Scalar], ...] = ()
+    """Columns that the folders tell, in place of its own of these names."""
 
 
 def ready_block(table: pa.Table, weight: int = 0) -> Block:
@@ -134,31 +139,39 @@ def or_broken(blocks: Iterable[Block]) -> Iterator[Block]:
         yield Block(decode=decode)
 
 
-class FileFormat(Protocol):
-    """One opened file."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFile:
+    """A file and what it turned out to be. Each format has its own way to cut it up."""
+
+    source: Source
+    format: str
+    compression: str | None = None
+    options: ReadOptions
+    schema: pa.Schema | None = None
+    """Exact where the file declares it, ``None`` where it is inferred from the rows."""
 
     @property
-    def schema(self) -> pa.Schema | None:
-        """Exact where the file declares it, ``None`` where it is inferred from the rows."""
+    def sources(self) -> tuple[Source, ...]:
+        """The files that it stands for, where many small ones are read as one."""
+        return (self.source,)
 
     def units(self, file: int) -> list[Unit]:
-        """The units of the file in order."""
+        """The units of the file in order: one where it can only be read from its beginning."""
+        size = max(1, self.source.num_bytes)
+        weight = size * (_COMPRESSED_EXPANSION if self.compression else 1)
+        return [Unit(file=file, start=0, stop=size, num_bytes=weight)]
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         """The blocks of a unit in order; always the same ones."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokenFile:
+class BrokenFile(InputFile):
     """Stands for a file that could not be opened, where such files are to be skipped."""
 
     error: DataError
-    num_bytes: int
-    options: ReadOptions
-    schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
-
-    def units(self, file: int) -> list[Unit]:
-        return [Unit(file=file, start=0, stop=1, num_bytes=max(1, self.num_bytes))]
+    schema: pa.Schema | None = field(default_factory=lambda: pa.schema([]))
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         yield from ()
@@ -166,26 +179,10 @@ class BrokenFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InputFile:
-    """A file and what it turned out to be; or many small ones, which are read as one."""
-
-    source: Source
-    format: str
-    compression: str | None
-    small: tuple[Source, ...] = ()
-
-    @property
-    def parts(self) -> tuple[Source, ...]:
-        """The files that it stands for."""
-        return self.small or (self.source,)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
     """Opened files and how they are cut up."""
 
-    inputs: tuple[InputFile, ...]
-    formats: tuple[FileFormat, ...]
+    files: tuple[InputFile, ...]
     options: ReadOptions
     window_bytes: int
     """How much is shuffled together."""
@@ -198,51 +195,29 @@ class Dataset:
         their units are other ones.
         """
         lines = [
-            f"{PurePosixPath(source.identity).name}\t{source.num_bytes}\t{item.format}"
+            f"{PurePosixPath(source.identity).name}\t{source.num_bytes}\t{file.format}"
             f"{', mapped' if hasattr(file, 'batches') else ''}"
-            f"{', joined' if item.small else ''}"
-            for item, file in zip(self.inputs, self.formats, strict=True)
-            for source in item.parts
+            f"{', joined' if len(file.sources) > 1 else ''}"
+            for file in self.files
+            for source in file.sources
         ]
         text = "\n".join([*lines, repr(self.options.columns)])
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
     def units(self) -> list[Unit]:
-        return [unit for index, file in enumerate(self.formats) for unit in file.units(index)]
+        return [unit for index, file in enumerate(self.files) for unit in file.units(index)]
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         """A unit's blocks; where splitting fails, a block that says so in its place."""
-        blocks = or_broken(self.formats[unit.file].blocks(unit))
-        keys = self.inputs[unit.file].source.keys
-        return (_with_keys(block, keys) for block in blocks) if keys else blocks
-
-    def sample(self, file: int, num_bytes: int) -> Block:
-        """The first rows of a file whose types are inferred from them."""
-        block = self.formats[file].sample(num_bytes)  # type: ignore[attr-defined]
-        return _with_keys(block, self.inputs[file].source.keys)
+        file = self.files[unit.file]
+        blocks = or_broken(file.blocks(unit))
+        keys = file.source.keys
+        return (replace(block, keys=keys) for block in blocks) if keys else blocks
 
     def with_options(self, **changes: Any) -> Dataset:
         options = replace(self.options, **changes)
-        formats = tuple(replace(file, options=options) for file in self.formats)  # type: ignore[type-var]
-        return replace(self, options=options, formats=formats)
-
-
-def _with_keys(block: Block, keys: Sequence[tuple[str, pa.Scalar]]) -> Block:
-    """The rows with the columns that the folders tell, in place of their own of these names."""
-
-    def decode(schema: pa.Schema | None) -> Decoded:
-        names = [name for name, _ in keys]
-        if schema is not None:
-            schema = pa.schema([field for field in schema if field.name not in names])
-        decoded = block.decode(schema)
-        table = decoded.table.drop_columns([n for n in names if n in decoded.table.column_names])
-        if table.num_rows:
-            for name, value in keys:
-                table = table.append_column(name, pa.repeat(value, table.num_rows))
-        more = (_with_keys(part, keys) for part in decoded.more)
-        return replace(decoded, table=table, more=more if decoded.more else ())
-
-    return replace(block, decode=decode)
+        files = tuple(replace(file, options=options) for file in self.files)
+        return replace(self, options=options, files=files)
 
 
 def rejection_of(error: DataError, num_rows: int | None = None) -> Rejection:
@@ -251,6 +226,9 @@ def rejection_of(error: DataError, num_rows: int | None = None) -> Rejection:
 
 def decode_or_reject(block: Block, schema: pa.Schema | None, options: ReadOptions) -> Decoded:
     """The rows of a block; where it cannot be read and skipping is wanted, the rejection of it."""
+    keys = dict(block.keys)
+    if schema is not None and keys:
+        schema = pa.schema([field for field in schema if field.name not in keys])
     try:
         decoded = block.decode(schema)
     except ConflictError:
@@ -259,11 +237,15 @@ def decode_or_reject(block: Block, schema: pa.Schema | None, options: ReadOption
         if options.on_error == "raise":
             raise
         return Decoded(pa.table({}), (rejection_of(error, block.num_rows),))
-    table, columns = decoded.table, options.columns
-    if columns is None or table.num_columns == 0:
-        return decoded
-    table = table.select([name for name in columns if name in table.schema.names])
-    return Decoded(table, decoded.rejections, decoded.more)
+    table, more, columns = decoded.table, decoded.more, options.columns
+    if keys:
+        table = table.drop_columns([name for name in keys if name in table.column_names])
+        for name, value in keys.items() if table.num_rows else ():
+            table = table.append_column(name, pa.repeat(value, table.num_rows))
+        more = more and (replace(part, keys=block.keys) for part in more)
+    if columns is not None and table.num_columns:
+        table = table.select([name for name in columns if name in table.schema.names])
+    return Decoded(table, decoded.rejections, more)
 
 
 def check_names(names: Sequence[str], path: str, place: str = "", cure: str = "") -> None:

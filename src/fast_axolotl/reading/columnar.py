@@ -16,6 +16,7 @@ mapped files by their number. Not those of other files: each would cost the deco
 from __future__ import annotations
 
 import operator
+import sys
 import warnings
 from bisect import bisect_left, bisect_right
 from collections import deque
@@ -26,6 +27,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -35,6 +37,7 @@ from fast_axolotl.reading.blocks import (
     Block,
     Dataset,
     Decoded,
+    InputFile,
     ReadOptions,
     Unit,
     check_names,
@@ -78,13 +81,13 @@ _DECODE_ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Columnar:
-    source: Source
+class _Columnar(InputFile):
+    content: Source
+    """What is read: the file, or a decompressed copy."""
     schema: pa.Schema
     """Of the columns that are read."""
     names: list[str]
     """All columns of the file."""
-    options: ReadOptions
 
     def _checked(self, rows: Any) -> Any:
         """The rows under the schema. Damaged offsets would crash whoever touches them, and pyarrow
@@ -127,7 +130,7 @@ class ParquetFile(_Columnar):
                 for table in parts():
                     yield ready_block(table, weight * table.num_rows // num_rows)
 
-    def parts(self, index: int) -> Iterator[pa.Table]:
+    def parts(self, index: int, in_steps: bool = False) -> Iterator[pa.Table]:
         """The rows of a group in tables of about ``PART_BLOCKS`` blocks.
 
         A step has as many rows as make a block at the size of those of the last step, or at what is
@@ -144,40 +147,37 @@ class ParquetFile(_Columnar):
         # footer does not tell, is about its share of all. pyarrow's own way (``pre_buffer``) would
         # read on threads that can abort the process at its exit, since they hold a Python file.
         ahead = buffer_size or int(is_all * encoded_left * self.encoded_share * _MARGIN)
-        open_file = partial(
-            pq.ParquetFile,
-            metadata=self.metadata,
-            pre_buffer=False,
-            buffer_size=buffer_size,
-            page_checksum_verification=True,
-        )
         # Half a part: so far from a whole one, reading in steps would not cut the group either.
         # Whether the groups before it are known already, which is chance, must not show.
-        is_small = self.row_bytes and max(self.row_bytes) * rows_left <= part_bytes // 2
-        # pyarrow's own threads could abort the process at its exit if they hold a Python file.
-        columns: dict[str, Any] = {"columns": self.schema.names, "use_threads": False}
+        row_bytes = max(self.row_bytes, default=sys.maxsize)
+        is_small = not in_steps and row_bytes * rows_left <= part_bytes // 2
         step = max(1, min(_FIRST_ROWS, target * rows_left // max(1, encoded_left)))
         if width:
             step = max(1, int(part_bytes / width), min(_WIDE_ROWS, int(2 * part_bytes / width)))
+        if is_small:
+            step = rows_left
         held, size = list[pa.RecordBatch](), 0
         with _named(self.source.path, f"row group {index}"):
-            if is_small:
-                table = open_file(self.source.open_arrow(ahead)).read_row_group(index, **columns)
-                size = value_bytes(table)
-                if table.num_rows == rows_left and size <= part_bytes // 2:
-                    self.row_bytes.append(size / rows_left)
-                    yield self._checked(table)
-                    return
-                del table
-                size = 0
-            file = open_file(self.source.open_arrow(ahead))
+            file = pq.ParquetFile(
+                self.content.open_arrow(ahead),
+                metadata=self.metadata,
+                pre_buffer=False,
+                buffer_size=buffer_size,
+                page_checksum_verification=True,
+            )
             # Not documented to change the batches of an iteration that has begun. Where it does
             # not, steps stay small, which costs time and nothing else.
             resize = getattr(file.reader, "set_batch_size", lambda rows: None)
-            for batch in file.iter_batches(step, row_groups=[index], **columns):
+            # pyarrow's own threads could abort the process at its exit if they hold a Python file.
+            names = self.schema.names
+            for batch in file.iter_batches(step, [index], columns=names, use_threads=False):
                 held.append(self._checked(batch))
                 num_bytes = int(width * len(batch)) or value_bytes(held[-1])
                 size += num_bytes
+                if is_small and size > part_bytes // 2:
+                    del batch, held
+                    yield from self.parts(index, in_steps=True)
+                    return
                 rows_left -= batch.num_rows
                 encoded_left = max(0, encoded_left - num_bytes)
                 if size >= part_bytes or rows_left <= 0:
@@ -203,48 +203,39 @@ class MappedFile(_Columnar):
     """With the columns that are read."""
     starts: tuple[int, ...]
     """The first row of each batch, then the number of rows."""
-    sizes: tuple[int, ...]
-    """The bytes of each batch, with all columns."""
+    stops: tuple[int, ...]
+    """The bytes before each batch, then those of all, with all columns."""
     validated: set[int] = field(default_factory=set)
     """The batches that are known to be intact."""
 
     def units(self, file: int) -> list[Unit]:
-        """Ranges of rows: small batches together, large ones in parts."""
-        units, start, weight = list[Unit](), 0, 0
-        for stop, size in zip(self.starts[1:], self.sizes, strict=True):
-            weight += size
-            if stop > start and (weight >= self.options.unit_bytes or stop == self.starts[-1]):
-                parts = min(stop - start, max(1, weight // _LARGE_BATCH_BYTES))
-                num_bytes = max(1, weight // parts)
-                edges = [start + (stop - start) * part // parts for part in range(parts + 1)]
-                units += [
-                    Unit(file=file, start=at, stop=end, num_bytes=num_bytes, num_rows=end - at)
-                    for at, end in pairwise(edges)
-                ]
-                start, weight = stop, 0
-        return units
+        """Ranges of rows of the same size: small batches together, large ones in parts."""
+        num_bytes, num_rows = self.stops[-1], self.starts[-1]
+        step = min(num_bytes // max(1, len(self.batches)), _LARGE_BATCH_BYTES)
+        ends = range(0, num_bytes, max(self.options.unit_bytes, step))
+        inner = np.rint(np.interp(ends, self.stops, self.starts)).astype(int).tolist()
+        edges = sorted({0, *inner, num_rows})
+        num_bytes = max(1, num_bytes // max(1, len(edges) - 1))
+        return [
+            Unit(file=file, start=start, stop=stop, num_bytes=num_bytes, num_rows=stop - start)
+            for start, stop in pairwise(edges)
+        ]
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
-        """The rows; nothing is copied."""
-
         def decode(_: pa.Schema | None) -> Decoded:
-            batches = []
-            stop = bisect_left(self.starts, unit.stop)
-            for index in range(bisect_right(self.starts, unit.start) - 1, stop):
-                start = max(unit.start, self.starts[index])
-                rows = self.batch(index).slice(start - self.starts[index], unit.stop - start)
-                batches.append(rows)
-            return Decoded(pa.Table.from_batches(batches, self.schema))
+            return Decoded(pa.Table.from_batches(self.rows(unit.start, unit.stop), self.schema))
 
         yield Block(decode=decode, weight=unit.num_bytes, num_rows=unit.stop - unit.start)
 
-    def batch(self, index: int) -> pa.RecordBatch:
-        """A record batch in the mapping, which has been checked."""
-        if index not in self.validated:
-            with _named(self.source.path, f"record batch {index}"):
-                self._checked(self.batches[index])
-            self.validated.add(index)
-        return self.batches[index]
+    def rows(self, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+        """Some rows in the mapping, of batches that have been checked; nothing is copied."""
+        for index in range(bisect_right(self.starts, start) - 1, bisect_left(self.starts, stop)):
+            if index not in self.validated:
+                with _named(self.source.path, f"record batch {index}"):
+                    self._checked(self.batches[index])
+                self.validated.add(index)
+            begin = max(start, self.starts[index])
+            yield self.batches[index].slice(begin - self.starts[index], stop - begin)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process maps the file itself, so that no rows are sent to it."""
@@ -260,7 +251,7 @@ class ArrowFile(_Columnar):
 
     def units(self, file: int) -> list[Unit]:
         count = 1 if self.num_batches is None else self.num_batches
-        size = max(1, self.source.num_bytes // max(1, count))
+        size = max(1, self.content.num_bytes // max(1, count))
         step = max(1, self.options.unit_bytes // size)
         return [
             Unit(file=file, start=start, stop=stop, num_bytes=size * (stop - start))
@@ -280,7 +271,7 @@ class ArrowFile(_Columnar):
         path, block_bytes = self.source.path, self.options.block_bytes
         is_stream = self.num_batches is None
         with _named(path, "schema"):
-            file = self.source.open_arrow(min(unit.num_bytes, block_bytes))
+            file = self.content.open_arrow(min(unit.num_bytes, block_bytes))
             reader: Any = pa.ipc.open_stream(file) if is_stream else pa.ipc.open_file(file)
         batches = reader if is_stream else map(reader.get_batch, range(unit.start, unit.stop))
         index, held, size = unit.start, list[pa.RecordBatch](), 0
@@ -308,39 +299,37 @@ class ArrowFile(_Columnar):
                 break
             index += 1
         with _named(path, f"after record batch {index - 1}"):
-            if is_stream and not _has_end(self.source, file.tell()):
+            if is_stream and not _has_end(self.content, file.tell()):
                 raise pa.ArrowInvalid("the stream has no end marker")
 
 
 def take_rows(dataset: Dataset, schema: pa.Schema, indices: Sequence[int]) -> pa.Table:
     """The rows of these numbers, in this order."""
     files: list[MappedFile] = []
-    for item, file in zip(dataset.inputs, dataset.formats, strict=True):
+    for file in dataset.files:
         # Columns that folders tell (keys) are not in the file.
-        if item.source.keys or not isinstance(file, MappedFile) or file.schema != schema:
+        if file.source.keys or not isinstance(file, MappedFile) or file.schema != schema:
             raise UsageError(
-                f"take() cannot read {item.source.path}: it needs local Arrow files with the same "
+                f"take() cannot read {file.source.path}: it needs local Arrow files with the same "
                 "columns; convert the data to such files"
             )
         files.append(file)
-    starts, pieces = [*accumulate((file.starts[-1] for file in files), initial=0)], []
-    given = [*indices]
+    starts = [*accumulate((file.starts[-1] for file in files), initial=0)]
+    given, pieces = [*indices], list[pa.RecordBatch]()
     if any(isinstance(one, bool) or not hasattr(one, "__index__") for one in given):
         raise UsageError(f"indices must be whole numbers, not {given!r}")
     for row in map(operator.index, given):
         if not 0 <= row < starts[-1]:
             raise UsageError(f"no row {row}: the data has {starts[-1]:,} rows, counted from 0")
         number = bisect_right(starts, row) - 1
-        file, at = files[number], row - starts[number]
-        index = bisect_right(file.starts, at) - 1
-        pieces.append(file.batch(index).slice(at - file.starts[index], 1))
+        pieces += files[number].rows(row - starts[number], row - starts[number] + 1)
     return pa.Table.from_batches(pieces, schema)
 
 
-def open_parquet(source: Source, options: ReadOptions) -> ParquetFile:
+def open_parquet(content: Source, **facts: Any) -> ParquetFile:
     """Reads the footer."""
-    with _named(source.path, "footer"):
-        with pq.ParquetFile(source.open_arrow()) as file:
+    with _named(content.path, "footer"):
+        with pq.ParquetFile(content.open_arrow()) as file:
             metadata, schema = file.metadata, file.schema_arrow
         # Counts that a damaged footer can hold and no file can. The column chunks are left to the
         # decoder, which checks that they lie inside the file: asking for their metadata here would
@@ -351,27 +340,26 @@ def open_parquet(source: Source, options: ReadOptions) -> ParquetFile:
             if group.num_rows < 0 or group.total_byte_size < 0:
                 raise pa.ArrowInvalid("negative counts")
             total += group.total_byte_size
-    columns, share = _columns(source, schema, options), source.num_bytes / max(1, total)
-    return ParquetFile(**columns, metadata=metadata, encoded_share=min(1.0, share))
+    facts |= _columns(content, schema, facts["options"])
+    share = min(1.0, content.num_bytes / max(1, total))
+    return ParquetFile(**facts, metadata=metadata, encoded_share=share)
 
 
-def open_arrow(source: Source, options: ReadOptions) -> MappedFile | ArrowFile:
+def open_arrow(content: Source, **facts: Any) -> MappedFile | ArrowFile:
     """Maps a local file; of others reads the schema and, of the file form, the index."""
-    head = source.read_at(0, 6)
-    with _named(source.path, "schema"):
+    head = content.read_at(0, 6)
+    with _named(content.path, "schema"):
         if head.startswith(b"FEA1"):
             raise DataError(
                 "Feather version 1 is not supported; convert the file with pyarrow.feather",
-                path=source.path,
+                path=content.path,
             )
-        file = source.open_arrow(is_mapped=source.is_local)
+        file = content.open_arrow(is_mapped=content.is_local)
         is_stream = not head.startswith(b"ARROW1")
         reader: Any = pa.ipc.open_stream(file) if is_stream else pa.ipc.open_file(file)
-    columns = _columns(source, reader.schema, options)
-    names, count = columns["schema"].names, None if is_stream else reader.num_record_batches
-    is_mapped = source.is_local and all(
-        reader.schema.field(item.name) == item for item in columns["schema"]
-    )
+    facts |= _columns(content, reader.schema, facts["options"])
+    schema, count = facts["schema"], None if is_stream else reader.num_record_batches
+    is_mapped = content.is_local and all(reader.schema.field(item.name) == item for item in schema)
     with suppress(*_DECODE_ERRORS):  # decoding tells which batch is damaged
         found: Any = reader if count is None else map(reader.get_batch, range(count))
         batches = list[pa.RecordBatch]()
@@ -379,14 +367,14 @@ def open_arrow(source: Source, options: ReadOptions) -> MappedFile | ArrowFile:
             buffers = [buffer for column in batch.columns for buffer in column.buffers() if buffer]
             is_mapped = not any(buffer.is_mutable for buffer in buffers)  # by decompressing
             batches.append(batch)
-        if is_mapped and (count is not None or _has_end(source, file.tell())):
+        if is_mapped and (count is not None or _has_end(content, file.tell())):
             return MappedFile(
-                **columns,
-                batches=tuple(batch.select(names) for batch in batches),
+                **facts,
+                batches=tuple(batch.select(schema.names) for batch in batches),
                 starts=(0, *accumulate(batch.num_rows for batch in batches)),
-                sizes=tuple(batch.get_total_buffer_size() for batch in batches),
+                stops=(0, *accumulate(batch.get_total_buffer_size() for batch in batches)),
             )
-    return ArrowFile(**columns, num_batches=count)
+    return ArrowFile(**facts, num_batches=count)
 
 
 def _has_end(source: Source, offset: int) -> bool:
@@ -395,19 +383,14 @@ def _has_end(source: Source, offset: int) -> bool:
     return mark == _END_OF_STREAM or source.read_at(0, 4) != _END_OF_STREAM[:4]
 
 
-def _columns(source: Source, schema: pa.Schema, options: ReadOptions) -> dict[str, Any]:
+def _columns(content: Source, schema: pa.Schema, options: ReadOptions) -> dict[str, Any]:
     """The columns to read, after a look at all of them."""
-    with _named(source.path, "schema"):
-        fields = [_plain(column, source.path) for column in schema]
+    with _named(content.path, "schema"):
+        fields = [_plain(column, content.path) for column in schema]
     names: list[str] = schema.names
-    check_names(names, source.path)
+    check_names(names, content.path)
     wanted = [item for item in fields if options.columns is None or item.name in options.columns]
-    return {
-        "source": source,
-        "schema": pa.schema(wanted, schema.metadata),
-        "names": names,
-        "options": options,
-    }
+    return {"content": content, "schema": pa.schema(wanted, schema.metadata), "names": names}
 
 
 def _plain(column: pa.Field, path: str) -> pa.Field:
@@ -451,8 +434,4 @@ def _named(path: str, place: str) -> Iterator[None]:
         cause = f"the file is corrupt or truncated ({reason}); replace the file with an intact copy"
         if "crypt" in reason:
             cause = f"the file is encrypted ({reason}); write a copy without encryption"
-        raise DataError(
-            cause,
-            path=path,
-            place=place,
-        ) from error
+        raise DataError(cause, path=path, place=place) from error

@@ -33,17 +33,24 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from fast_axolotl.errors import DataError
-from fast_axolotl.reading.blocks import Block, CsvDialect, Decoded, ReadOptions, Unit, check_names
+from fast_axolotl.reading.blocks import (
+    Block,
+    CsvDialect,
+    Decoded,
+    InputFile,
+    ReadOptions,
+    Unit,
+    check_names,
+)
 from fast_axolotl.reading.lines import (
     BOM,
     MOST_BLOCK_BYTES,
     BadRows,
     count_byte,
     line_at,
-    whole_file,
 )
 from fast_axolotl.reading.schema import TypeClash, is_number
-from fast_axolotl.reading.storage import MOST_RECORD_BYTES, Source, Supply, head_of
+from fast_axolotl.reading.storage import MOST_RECORD_BYTES, Source, Supply
 
 _CANDIDATES = ",\t;|"
 _SNIFF_BYTES = 64 * 1024
@@ -65,23 +72,19 @@ _DECIMAL = r"^-?(?:0|[1-9][0-9]{0,14}|(?:0|[1-9][0-9]*)(?:\.[0-9]+|(?:\.[0-9]+)?
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CsvFile:
+class CsvFile(InputFile):
     """One CSV file with its settled dialect and column names."""
 
-    source: Source
-    compression: str | None
-    options: ReadOptions
     dialect: CsvDialect
     names: tuple[str, ...]
     start: int
     """Where the first row begins, behind the byte order mark and the header."""
-    schema: pa.Schema | None = None
     edges: tuple[int, ...] | None = None
     """Where stretches of records begin, then the end of the file; ``None`` where not known."""
 
     @classmethod
-    def open(cls, source: Source, compression: str | None, options: ReadOptions) -> CsvFile:
-        head = head_of(source, compression, _SNIFF_BYTES)
+    def open(cls, *, source: Source, options: ReadOptions, **facts: Any) -> CsvFile:
+        head = Supply(source, facts["compression"], _SNIFF_BYTES).held
         start = len(BOM) if head.startswith(BOM) else 0
         head, dialect = head[start:], options.csv
         if dialect.delimiter is None:
@@ -101,14 +104,8 @@ class CsvFile:
             names, start = tuple(text.decode("utf-8", "replace") for text in texts), start + end
         cure = "in the header, or pass csv=CsvDialect(column_names=...)"
         check_names(names, source.path, "line 1", cure)
-        return cls(
-            source=source,
-            compression=compression,
-            options=options,
-            dialect=dialect,
-            names=names,
-            start=start,
-        )
+        facts |= {"dialect": dialect, "names": names, "start": start}
+        return cls(source=source, options=options, **facts)
 
     def sample(self, num_bytes: int) -> Block:
         """The whole records in about the first bytes."""
@@ -116,7 +113,7 @@ class CsvFile:
 
     def units(self, file: int) -> list[Unit]:
         if self.edges is None:
-            return whole_file(self.source, self.compression, file)
+            return InputFile.units(self, file)
         return [
             Unit(file=file, start=start, stop=stop, num_bytes=stop - start)
             for start, stop in pairwise(self.edges)

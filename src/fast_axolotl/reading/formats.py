@@ -23,13 +23,8 @@ from typing import Any
 import pyarrow as pa
 
 from fast_axolotl.errors import AccessError, DataError, MissingFileError, UsageError
-from fast_axolotl.reading.blocks import (
-    BrokenFile,
-    FileFormat,
-    InputFile,
-    ReadOptions,
-)
-from fast_axolotl.reading.storage import Source, head_of, spool, start_of
+from fast_axolotl.reading.blocks import BrokenFile, InputFile, ReadOptions
+from fast_axolotl.reading.storage import Source, Supply, spool, start_of
 
 _SHORT_HEAD_BYTES = 8 * 1024
 _HEAD_BYTES = 64 * 1024
@@ -125,9 +120,7 @@ def is_saved_dataset(path: str) -> bool:
         return False
 
 
-def open_files(
-    sources: Sequence[Source], format: str, options: ReadOptions
-) -> list[tuple[InputFile, FileFormat]]:
+def open_files(sources: Sequence[Source], format: str, options: ReadOptions) -> list[InputFile]:
     """Every file identified and opened: a read of its first bytes, and of its footer if any."""
     base = format.split(".")[0].lower()
     declared = None if base in ("", "auto", "hf_dataset") else _FORMAT_OF_ENDING.get(base, base)
@@ -135,9 +128,13 @@ def open_files(
         names = ", ".join(_FORMATS)
         raise UsageError(f"unknown format {format!r}; pass auto or one of {names}")
 
-    def open_or_reject(source: Source | tuple[Source, ...]) -> tuple[InputFile, FileFormat]:
+    def open_or_reject(source: Source | tuple[Source, ...]) -> InputFile:
         if isinstance(source, tuple):
-            return _open_together(source, options)
+            from fast_axolotl.reading.json_lines import SmallFiles
+
+            size = sum(file.num_bytes for file in source)
+            whole = Source(path=source[0].path, num_bytes=size, keys=source[0].keys)
+            return SmallFiles(source=whole, format="jsonl", options=options, files=source)
         try:
             return _open(source, declared, options)
         except (MissingFileError, AccessError):
@@ -145,8 +142,8 @@ def open_files(
         except DataError as error:
             if options.on_error == "raise":
                 raise
-            file = InputFile(source=source, format=declared or "unknown", compression=None)
-            return file, BrokenFile(error=error, num_bytes=source.num_bytes, options=options)
+            kind = declared or "unknown"
+            return BrokenFile(source=source, format=kind, options=options, error=error)
 
     found = [*_with_small_together(sources)] if declared in (None, "jsonl") else sources
     if len(found) == 1:
@@ -156,34 +153,30 @@ def open_files(
     parts = [found[at : at + _OPENED_TOGETHER] for at in range(0, len(found), _OPENED_TOGETHER)]
     with ThreadPoolExecutor(_OPENING_THREADS) as pool:
         opened = pool.map(lambda part: [open_or_reject(source) for source in part], parts)
-        files = [item for part in opened for item in part]
+        files: list[Any] = [file for part in opened for file in part]
     # What the rows of one Parquet file take says how those of the next ones are best read.
     learned: dict[pa.Schema, Any] = {}
-    for index, (item, file) in enumerate(files):
+    for index, file in enumerate(files):
         if hasattr(file, "row_bytes"):
-            row_bytes = learned.setdefault(file.schema.remove_metadata(), file.row_bytes)  # type: ignore[union-attr]
-            files[index] = item, replace(file, row_bytes=row_bytes)  # type: ignore[type-var]
+            row_bytes = learned.setdefault(file.schema.remove_metadata(), file.row_bytes)
+            files[index] = replace(file, row_bytes=row_bytes)
     return files
 
 
 def _with_small_together(sources: Sequence[Source]) -> Iterator[Source | tuple[Source, ...]]:
     """The same files; where there are many small ones of JSON lines in a row, these as one."""
-    for (is_small, _), group in groupby(sources, lambda source: (_is_small(source), source.keys)):
+
+    def kind(source: Source) -> tuple[bool, Any]:
+        is_lines = source.path.lower().endswith((".jsonl", ".ndjson"))
+        return is_lines and source.is_local and source.num_bytes <= _SMALL_BYTES, source.keys
+
+    for (is_small, _), group in groupby(sources, kind):
         files = tuple(group)
         some = files[:: len(files) // _MANY_FILES or 1]
         if is_small and len(files) >= _MANY_FILES and all(map(_holds_objects, some)):
             yield files
         else:
             yield from files
-
-
-def _open_together(files: tuple[Source, ...], options: ReadOptions) -> tuple[InputFile, FileFormat]:
-    from fast_axolotl.reading.json_lines import SmallFiles
-
-    size = sum(file.num_bytes for file in files)
-    first = Source(path=files[0].path, num_bytes=size, keys=files[0].keys)
-    item = InputFile(source=first, format="jsonl", compression=None, small=files)
-    return item, SmallFiles(sources=files, options=options)
 
 
 def _holds_objects(source: Source) -> bool:
@@ -195,14 +188,7 @@ def _holds_objects(source: Source) -> bool:
     return text[:1] in (b"", b"{")
 
 
-def _is_small(source: Source) -> bool:
-    is_lines = source.path.lower().endswith((".jsonl", ".ndjson"))
-    return is_lines and source.is_local and source.num_bytes <= _SMALL_BYTES
-
-
-def _open(
-    source: Source, declared: str | None, options: ReadOptions
-) -> tuple[InputFile, FileFormat]:
+def _open(source: Source, declared: str | None, options: ReadOptions) -> InputFile:
     named, named_compression = format_of_name(source.identity)
     promised = declared or named
     head = source.read_at(0, _SHORT_HEAD_BYTES // (4 if named_compression else 1))
@@ -212,7 +198,7 @@ def _open(
     if _SKIPPABLE.match(head):
         compression = "lz4" if named_compression == "lz4" else "zstd"
     if compression is not None:
-        head = start_of(head, compression) or head_of(source, compression, _HEAD_BYTES)
+        head = start_of(head, compression) or Supply(source, compression, _HEAD_BYTES).held
     elif named_compression and _COMPRESSIONS[named_compression][0].startswith(head):
         raise DataError(
             f"the {named_compression} file is truncated after {len(head)} bytes; replace it with "
@@ -244,28 +230,27 @@ def _open(
                 FormatWarning,
                 stacklevel=2,
             )
-    file = InputFile(source=source, format=found, compression=compression)
+    facts = dict[str, Any](source=source, format=found, compression=compression, options=options)
     # Each format imports what it needs when a file of it is met: for one small Parquet file, the
     # other formats' modules would take as long as all of the reading.
     if found in ("parquet", "arrow", "feather"):
         from fast_axolotl.reading.columnar import open_arrow, open_parquet
 
         opener = open_parquet if found == "parquet" else open_arrow
-        return file, opener(spool(source, compression) if compression else source, options)
+        return opener(spool(source, compression) if compression else source, **facts)
     if found == "csv":
         from fast_axolotl.reading.csv_files import CsvFile
 
-        return file, CsvFile.open(source, compression, options)
-    text: dict[str, Any] = {"source": source, "compression": compression, "options": options}
+        return CsvFile.open(**facts)
     if found == "json":
         from fast_axolotl.reading.json_documents import JsonDocument
 
-        return file, JsonDocument(**text)
+        return JsonDocument(**facts)
     from fast_axolotl.reading.json_lines import JsonLinesFile
     from fast_axolotl.reading.lines import TextFile, least_unit_bytes
 
     opened = TextFile if found == "text" else JsonLinesFile
-    return file, opened(**text, least_unit_bytes=least_unit_bytes(head))
+    return opened(**facts, least_unit_bytes=least_unit_bytes(head))
 
 
 def _sniff_format(head: bytes, promised: str | None) -> str:

@@ -68,16 +68,16 @@ def with_csv_edges(dataset: Dataset, is_cut: bool = True) -> Dataset:
                 edges = file.find_edges()
         return edges
 
-    if all(item.format != "csv" for item in dataset.inputs):
+    if all(file.format != "csv" for file in dataset.files):
         return dataset
-    formats: list[Any] = list(dataset.formats)
-    found: list[list[int]] = [[]] * len(formats)
+    files: list[Any] = list(dataset.files)
+    found: list[list[int]] = [[]] * len(files)
     if is_cut:
-        found = _kept(["edges"], dataset, lambda: _in_threads(edges_of, formats))
+        found = _kept(["edges"], dataset, lambda: _in_threads(edges_of, files))
     for index, edges in enumerate(found):
-        if hasattr(formats[index], "edges"):
-            formats[index] = replace(formats[index], edges=tuple(edges) or None)
-    return replace(dataset, formats=tuple(formats))
+        if hasattr(files[index], "edges"):
+            files[index] = replace(files[index], edges=tuple(edges) or None)
+    return replace(dataset, files=tuple(files))
 
 
 def _in_threads(call: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
@@ -104,11 +104,11 @@ def _count(dataset: Dataset, unit: Unit) -> int:
 
 def _kept(what: list[Any], dataset: Dataset, make: Callable[[], Any], may_last: bool = True) -> Any:
     """What was found before for these files and options, or is found now: plain JSON."""
-    sources = [source for item in dataset.inputs for source in item.parts]
+    sources = [source for file in dataset.files for source in file.sources]
     # A relative path means another file elsewhere. Links are not followed.
     paths = [os.path.abspath(s.path) if s.is_local else s.identity for s in sources]  # noqa: PTH100
     files = [(path, s.num_bytes, s.version, s.keys) for path, s in zip(paths, sources, strict=True)]
-    formats = [item.format for item in dataset.inputs]
+    formats = [file.format for file in dataset.files]
     depends_on = (_VERSION, pa.__version__, what, dataset.options, files, formats)
     name = f"{what[0]}-{hashlib.sha256(repr(depends_on).encode()).hexdigest()[:32]}"
     may_last &= all(each.version for each in sources)

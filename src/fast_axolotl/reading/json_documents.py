@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
 from fast_axolotl.errors import DataError
-from fast_axolotl.reading.blocks import Block, ReadOptions, Unit
+from fast_axolotl.reading.blocks import Block, InputFile, Unit
 from fast_axolotl.reading.json_lines import json_block
-from fast_axolotl.reading.lines import BOM, Lines, whole_file
-from fast_axolotl.reading.storage import Source, Supply
+from fast_axolotl.reading.lines import BOM, Lines
+from fast_axolotl.reading.storage import Supply
 
 _COMMA = ord(",")
 _STEP = np.zeros(256, dtype=np.int8)
@@ -30,16 +29,8 @@ _ONE_LINE = bytes.maketrans(b"\n", b"\t")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JsonDocument:
+class JsonDocument(InputFile):
     """One JSON document, or several after each other."""
-
-    source: Source
-    compression: str | None
-    options: ReadOptions
-    schema: pa.Schema | None = None
-
-    def units(self, file: int) -> list[Unit]:
-        return whole_file(self.source, self.compression, file)
 
     def blocks(self, unit: Unit) -> Iterator[Block]:
         text = Supply(self.source, self.compression, self.options.block_bytes)

@@ -31,6 +31,7 @@ from fast_axolotl.errors import DataError
 from fast_axolotl.reading.blocks import (
     Block,
     Decoded,
+    InputFile,
     ReadOptions,
     Rejection,
     Unit,
@@ -62,8 +63,6 @@ _KEY = re.compile(rb'"([^"\\]{0,128})"[ \t]*:')
 class JsonLinesFile(LineFile):
     """One object per line."""
 
-    schema: pa.Schema | None = None
-
     def blocks(self, unit: Unit) -> Iterator[Block]:
         for weight, load in self.lines(unit):
             yield json_block(weight, load, self.options)
@@ -79,12 +78,14 @@ class JsonLinesFile(LineFile):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SmallFiles:
-    """Small files of JSON lines, read many at a time."""
+class SmallFiles(InputFile):
+    """Small files of JSON lines, read many at a time; ``source`` has the bytes of all."""
 
-    sources: tuple[Source, ...]
-    options: ReadOptions
-    schema: pa.Schema | None = None
+    files: tuple[Source, ...]
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return self.files
 
     def units(self, file: int) -> list[Unit]:
         """Ranges of files."""

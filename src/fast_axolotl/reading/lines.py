@@ -21,13 +21,10 @@ import numpy as np
 import pyarrow as pa
 
 from fast_axolotl.errors import DataError
-from fast_axolotl.reading.blocks import Block, Decoded, ReadOptions, Rejection, Unit
+from fast_axolotl.reading.blocks import Block, Decoded, InputFile, ReadOptions, Rejection, Unit
 from fast_axolotl.reading.storage import Source, Supply, check_record, open_chunks
 
 BOM = b"\xef\xbb\xbf"
-
-_COMPRESSED_EXPANSION = 4
-"""Rough ratio of text to its compressed form: only used to weigh files against each other."""
 
 _LINES_IN_UNIT = 16
 """A unit is so many times as long as the longest of the file's first lines."""
@@ -130,28 +127,17 @@ def least_unit_bytes(head: bytes) -> int:
     return _LINES_IN_UNIT * max(map(len, head.split(b"\n")))
 
 
-def whole_file(source: Source, compression: str | None, file: int) -> list[Unit]:
-    """One unit for a file that can only be read from its beginning."""
-    if source.num_bytes == 0:
-        return []
-    weight = source.num_bytes * (_COMPRESSED_EXPANSION if compression else 1)
-    return [Unit(file=file, start=0, stop=source.num_bytes, num_bytes=weight)]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineFile:
+class LineFile(InputFile):
     """A file whose rows are lines."""
 
-    source: Source
-    compression: str | None
-    options: ReadOptions
     least_unit_bytes: int = 0
     """Units are at least as long; see the function of this name."""
 
     def units(self, file: int) -> list[Unit]:
         """Byte ranges of a plain file, or the whole of a compressed one."""
         if self.compression is not None:
-            return whole_file(self.source, self.compression, file)
+            return InputFile.units(self, file)
         num_bytes, step = self.source.num_bytes, max(self.options.unit_bytes, self.least_unit_bytes)
         return [
             Unit(file=file, start=start, stop=stop, num_bytes=stop - start)
@@ -210,7 +196,7 @@ class LineFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextFile(LineFile):
-    schema: pa.Schema = _TEXT_SCHEMA
+    schema: pa.Schema | None = _TEXT_SCHEMA
     names: tuple[str, ...] = ("text",)
 
     def blocks(self, unit: Unit) -> Iterator[Block]:

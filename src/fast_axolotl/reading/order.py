@@ -28,9 +28,10 @@ a text file are not known until they are read.
 from __future__ import annotations
 
 import heapq
-import math
 import operator
+import sys
 import warnings
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -55,6 +56,9 @@ _SHUFFLED_TOGETHER = 256
 
 _WORTH_A_WARNING_BYTES = 1024 * 1024
 """Files smaller than this cost nothing to read on every shard."""
+
+_ALL = range(sys.maxsize)
+"""The numbers of the rows of a piece."""
 
 _STATE_VERSION = 8
 _STATE_MARK = "fast_axolotl_reader"
@@ -92,8 +96,8 @@ class Piece:
     or what an earlier generation left of a window."""
 
     units: tuple[Unit, ...] = ()
-    steps: tuple[slice, ...] = ()
-    """Which of their rows to keep; each of what the ones before it leave."""
+    kept: range = _ALL
+    """Which of their rows to keep, by number."""
     window: tuple[Piece, ...] = ()
     """In place of units: the pieces whose rows were permuted together."""
     seed: tuple[int, ...] = ()
@@ -109,8 +113,7 @@ class Piece:
     def num_bytes(self) -> int:
         """Its weight: encoded bytes; what is skipped counts too."""
         total = sum(unit.num_bytes for part in self.window or (self,) for unit in part.units)
-        parts: int = math.prod(step.step or 1 for step in self.steps)
-        return max(1, total // parts)
+        return max(1, total // self.kept.step)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -120,17 +123,15 @@ class Piece:
     @property
     def is_whole(self) -> bool:
         """Whether all rows are left of what are units."""
-        return not (self.steps or self.window)
+        return self.kept == _ALL and not self.window
 
     def with_step(self, *of_slice: int | None) -> Piece:
-        return replace(self, steps=(*self.steps, slice(*of_slice)))
+        return replace(self, kept=self.kept[slice(*of_slice)])
 
     def count(self, rows: Mapping[Unit, int]) -> int:
         """The number of rows, given those of each unit."""
         count = sum(rows[unit] for unit in self.units) + sum(p.count(rows) for p in self.window)
-        for step in self.steps:
-            count = len(range(count)[step])
-        return count
+        return bisect_left(self.kept, count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,8 +207,7 @@ class Order:
             if row:
                 pieces[0] = pieces[0].with_step(row, None)
             seed = self.window_seed(shard, generation, position)
-            steps = (slice(position.taken, None),)
-            yield Piece(steps=steps, window=tuple(pieces), seed=seed)
+            yield Piece(kept=_ALL[position.taken :], window=tuple(pieces), seed=seed)
             at, row = position.end_piece, position.end_row
         if row and at < len(sequence):  # behind the end are rows that were repeated
             yield sequence[at].with_step(row, None)
@@ -281,7 +281,7 @@ class ResumePoint:
                 "block_bytes": options.block_bytes,
                 "unit_bytes": options.unit_bytes,
                 "window_bytes": dataset.window_bytes,
-                "csv_cut": any(getattr(file, "edges", None) for file in dataset.formats),
+                "csv_cut": any(getattr(file, "edges", None) for file in dataset.files),
             },
             "schema": schema_text(self.schema),
         }
@@ -399,9 +399,9 @@ def _hand_over(giver: list[Piece], taker: list[Piece], more: int, rows: Mapping[
 def warn_of_sharing(order: Order, count: int) -> None:
     """Reports a large file that several shards read."""
     for piece in (piece for pieces in order.deal(count) for piece in pieces):
-        source = order.dataset.inputs[piece.place[0]].source
+        source = order.dataset.files[piece.place[0]].source
         # What is left of a window is shared as well, but only once, and it is small.
-        is_shared = not piece.window and any(step.step for step in piece.steps)
+        is_shared = not piece.window and piece.kept.step > 1
         if is_shared and source.num_bytes >= _WORTH_A_WARNING_BYTES:
             warnings.warn(
                 f"{source.path}: several of {count} shards each read all of this file, "

@@ -48,12 +48,13 @@ class _Slot:
 class Prefetcher:
     """Iterates (task, result) in order.
 
-    A task has a ``weight``, known before; ``decode`` returns a result and its size in bytes.
+    A task is a block, whose ``weight`` is known before, and what its reader wants to find beside
+    it; ``decode`` returns the result of a block and its size in bytes.
     """
 
     def __init__(
         self,
-        tasks: Iterator[Any],
+        tasks: Iterator[tuple[Any, ...]],
         decode: Callable[[Any], tuple[Any, int]],
         *,
         num_threads: int,
@@ -114,8 +115,8 @@ class Prefetcher:
             size = 0
             try:
                 if slot.error is None:
-                    slot.result, size = self._decode(slot.task)
-                    self._factor = max(_IN_FLIGHT_FACTOR, size / max(1, slot.task.weight))
+                    slot.result, size = self._decode(slot.task[0])
+                    self._factor = max(_IN_FLIGHT_FACTOR, size / max(1, slot.task[0].weight))
             except BaseException as caught:  # noqa: BLE001 - raised again by the consumer
                 slot.error = caught
             with self._changed:
@@ -141,7 +142,9 @@ class Prefetcher:
             with self._changed:
                 if slot.task is not None:
                     guess = self._budget // 2
-                    slot.reserved = int(slot.task.weight * self._factor) if self._factor else guess
+                    slot.reserved = (
+                        int(slot.task[0].weight * self._factor) if self._factor else guess
+                    )
                 elif slot.error is None:
                     self._stopped = True
                     self._changed.notify_all()

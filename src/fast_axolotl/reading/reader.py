@@ -160,10 +160,8 @@ def open_dataset(
         block_bytes=block_bytes,
         unit_bytes=max(_LEAST_UNIT_BYTES, min(total // _UNITS, _MOST_UNIT_BYTES)),
     )
-    opened = open_files(sources, format, options)
     dataset = Dataset(
-        inputs=tuple(item for item, _ in opened),
-        formats=tuple(file for _, file in opened),
+        files=tuple(open_files(sources, format, options)),
         options=options,
         window_bytes=memory_budget // 8,
     )
@@ -223,7 +221,7 @@ class Reader(AbstractContextManager["Reader"]):
         """Counts of the current pass."""
         self._running = ExitStack()
         self._places: list[tuple[int, Position]] = []
-        """Of the last batch; see ``Batch.places``."""
+        """Of the last batch; see ``Batch``."""
         self._resume_at(start)
 
     def _resume_at(self, point: ResumePoint) -> None:
@@ -240,8 +238,11 @@ class Reader(AbstractContextManager["Reader"]):
     @property
     def files(self) -> tuple[InputFile, ...]:
         """The files to read, with their format and compression."""
-        inputs = self._next.order.dataset.inputs
-        return tuple(replace(item, source=part, small=()) for item in inputs for part in item.parts)
+        return tuple(
+            InputFile(source=part, format=f.format, compression=f.compression, options=f.options)
+            for f in self._next.order.dataset.files
+            for part in f.sources
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -359,16 +360,17 @@ class Reader(AbstractContextManager["Reader"]):
                 yield rows
 
         with running:
-            for batch in cut_batches(counted(), lambda: self.batch_size, most_bytes):
+            batches = cut_batches(counted(), lambda: self.batch_size, most_bytes)
+            for batch, places, after, schema in batches:
                 check_pass(self._running, running)
-                schema, point = batch.next_schema, self._next
                 if self.even == "pad":
                     schema = schema.remove(len(schema) - 1)
-                self._places, point.position, point.schema = batch.places, batch.after, schema
-                point.rows += len(batch.rows)
-                self.stats.rows += len(batch.rows)
+                point, self._places = self._next, places
+                point.position, point.schema = after, schema
+                point.rows += len(batch)
+                self.stats.rows += len(batch)
                 self.stats.batches += 1
-                yield batch.rows
+                yield batch
             check_pass(self._running, running)
 
     def _read_evenly(

@@ -14,11 +14,13 @@ batch is only copied where it joins two blocks.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -47,17 +49,6 @@ class Rows:
     """What was left out between them."""
 
 
-class _Task(NamedTuple):
-    """A block to decode, and where it belongs."""
-
-    block: Block
-    weight: int
-    piece: int
-    """Its number in the sequence."""
-    part: Piece
-    """The piece, or the part of a window."""
-
-
 def read_rows(
     dataset: Dataset,
     pieces: Sequence[Piece],
@@ -73,42 +64,39 @@ def read_rows(
     """
     options = dataset.options
 
-    def tasks() -> Iterator[_Task]:
+    def blocks() -> Iterator[tuple[Block, int, Piece]]:
+        """Each with the number of its piece, and that piece or the part of a window."""
         for index in range(start.piece, len(pieces)):
             for part in pieces[index].window or (pieces[index],):
                 for block in dataset.blocks(part.unit):
-                    yield _Task(block, block.weight, index, part)
+                    yield block, index, part
 
-    ahead = Prefetcher(
-        tasks(),
-        lambda task: known.decode(task.block, options),
-        num_threads=num_threads,
-        budget=budget,
-    )
+    decode = partial(known.decode, options=options)
+    ahead = Prefetcher(blocks(), decode, num_threads=num_threads, budget=budget)
     running.enter_context(closing(ahead))
-    part, row, picker = Piece(), 0, None
-    for task, decoded in ahead:
-        if task.part is not part:
-            part, steps = task.part, task.part.steps
-            row = start.row if task.piece == start.piece else 0
-            if row and part is pieces[task.piece]:  # of a window, once it is permuted
-                steps = (*steps, slice(row, None))
-            picker = _Picker(steps) if steps else None
-        weight = task.weight
-        for found in known.widen_all(decoded, task.block, options):
-            table, is_counted = picker.pick(found.table) if picker else (found.table, True)
-            num_rows = max(1, found.table.num_rows)
-            begin = Position(task.piece, row)
+    last, row, seen, kept = Piece(), 0, 0, range(0)
+    for (block, index, part), decoded in ahead:
+        if part is not last:
+            last, row, seen = part, start.row if index == start.piece else 0, 0
+            kept = part.kept
+            if row and part is pieces[index]:  # of a window, once it is permuted
+                kept = kept[row:]
+        weight = block.weight
+        for found in known.widen_all(decoded, block, options):
+            table, num_rows = _picked(found.table, seen, kept), max(1, found.table.num_rows)
+            begin = Position(index, row)
             yield Rows(
                 table=table,
                 start=begin,
                 after=begin.forward(table.num_rows),
                 row_bytes=value_bytes(found.table) / num_rows,
                 num_bytes=weight * table.num_rows // num_rows,
-                rejections=found.rejections if is_counted else (),
+                # Of all shards and passes that read this, the one that has the first row tells.
+                rejections=found.rejections if seen in kept else (),
             )
             weight = 0  # the block's counts once, with its first part
             row += table.num_rows
+            seen += found.table.num_rows
 
 
 def shuffle_rows(
@@ -135,7 +123,7 @@ def shuffle_rows(
     for index, group in groupby(tables, lambda rows: rows.start.piece):
         if pieces[index].window:
             skipped = start.row if index == start.piece else 0
-            yield _permuted([*group], pieces[index].seed, pieces[index].steps, skipped)
+            yield _permuted([*group], pieces[index].seed, pieces[index].kept[skipped:], skipped)
             continue
         for rows in group:
             held.append(rows)
@@ -149,10 +137,10 @@ def shuffle_rows(
 
 
 def _permuted(
-    tables: list[Rows], seed: tuple[int, ...], left: tuple[slice, ...] = (), skipped: int = 0
+    tables: list[Rows], seed: tuple[int, ...], kept: range | None = None, skipped: int = 0
 ) -> Rows:
-    """A window. ``left`` is what to keep where an earlier generation began it, and ``skipped`` the
-    rows of these that a resumed pass has had."""
+    """A window. ``kept`` are the rows to keep where an earlier generation began it, behind those
+    that a resumed pass has had: ``skipped`` ones."""
     first, last = _first(tables), tables[-1]
     schema = last.table.schema
     num_rows = sum(rows.table.num_rows for rows in tables)
@@ -162,8 +150,8 @@ def _permuted(
         table = pa.concat_tables([conform(rows.table, schema) for rows in tables])
     table = take(table.combine_chunks(), np.random.default_rng(seed).permutation(num_rows))
     start, after = Position(*first.start[:2], *last.after[:2]), last.after
-    if left:
-        table, _ = _Picker((*left, slice(skipped, None))).pick(table)
+    if kept is not None:
+        table = _picked(table, 0, kept)
         start = Position(first.start.piece, skipped)
         after = start.forward(table.num_rows)
     return Rows(
@@ -173,7 +161,7 @@ def _permuted(
         # Not that of the tables: a resumed pass may know more columns when it reads them.
         row_bytes=value_bytes(table) / max(1, table.num_rows),
         num_bytes=sum(rows.num_bytes for rows in tables),
-        rejections=() if left else tuple(item for rows in tables for item in rows.rejections),
+        rejections=tuple(item for rows in tables for item in rows.rejections if kept is None),
     )
 
 
@@ -182,16 +170,9 @@ def _first(tables: Sequence[Rows]) -> Rows:
     return next((rows for rows in tables if rows.table.num_rows), tables[0])
 
 
-class Batch(NamedTuple):
-    """A batch, and what is known at its end."""
-
-    rows: pa.RecordBatch
-    places: list[tuple[int, Position]]
-    """Its parts: their rows, and where the first of these stands."""
-    after: Position
-    """Where the row behind the last one stands."""
-    next_schema: pa.Schema
-    """The types of the rows that come next, or else those of the last ones."""
+Batch = tuple[pa.RecordBatch, list[tuple[int, Position]], Position, pa.Schema]
+"""A batch; of its parts the rows and where the first of these stands; where the row behind the last
+one stands; the types of the rows that come next, or else those of the last ones."""
 
 
 def cut_batches(
@@ -209,7 +190,7 @@ def cut_batches(
                 table = conform(pa.Table.from_batches([part]), schema)
                 (parts[index],) = table.to_batches()
         joined = pa.concat_batches(parts) if len(parts) > 1 else parts[0]
-        done = Batch(joined, [*places], after, next_schema)
+        done = joined, [*places], after, next_schema
         taken.clear()
         places.clear()
         return done
@@ -237,30 +218,14 @@ def cut_batches(
         yield batch(rows.after, schema)
 
 
-class _Picker:
-    """Applies steps to rows that come table by table."""
-
-    def __init__(self, steps: Sequence[slice]) -> None:
-        self._steps = steps
-        self._seen = [0] * len(steps)
-
-    def pick(self, table: pa.Table) -> tuple[pa.Table, bool]:
-        """What is kept, and whether rejections beside it are reported here: and not by another
-        shard or pass."""
-        is_counted = True
-        for place, step in enumerate(self._steps):
-            seen, num_rows, start = self._seen[place], table.num_rows, step.start or 0
-            self._seen[place] += num_rows
-            if step.step:
-                first = (start - seen) % step.step
-                table = take(table, np.arange(first, num_rows, step.step))
-                is_counted &= start == 0
-            else:
-                stop = seen + num_rows if step.stop is None else step.stop
-                kept = range(num_rows)[max(0, start - seen) : max(0, stop - seen)]
-                table = table.slice(kept.start, len(kept))
-                is_counted &= start <= seen and (step.stop is None or seen < stop)
-        return table, is_counted
+def _picked(table: pa.Table, begin: int, kept: range) -> pa.Table:
+    """Those rows of a table that are kept; its first one is row ``begin`` of its piece."""
+    kept = kept[bisect_left(kept, begin) : bisect_left(kept, begin + table.num_rows)]
+    if len(kept) == table.num_rows:  # there may be thousands of columns to slice
+        return table
+    if kept.step == 1:
+        return table.slice(max(0, kept.start - begin), len(kept))
+    return take(table, np.arange(len(kept)) * kept.step + (kept.start - begin))
 
 
 def take(table: pa.Table, indices: Any) -> pa.Table:

@@ -184,11 +184,6 @@ class Supply:
             raise self._failure
 
 
-def head_of(source: Source, compression: str | None, size: int) -> bytes:
-    """The first ``size`` bytes of the decompressed content."""
-    return next(open_chunks(source, compression, size), b"")
-
-
 def start_of(data: bytes, compression: str) -> bytes:
     """What the first bytes of a compressed file hold, as far as they go, but no flood of it."""
     source, held = Source(path="", num_bytes=len(data), content=pa.py_buffer(data)), b""

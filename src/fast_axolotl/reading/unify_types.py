@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
@@ -98,22 +99,23 @@ def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int)
     """Declared schemas joined; the rest inferred from a sample, or from everything."""
     schema = pa.schema([])
     # What folders tell, which takes the place of columns of these names.
-    keys = {name: value.type for item in dataset.inputs for name, value in item.source.keys}
-    for item, file in zip(dataset.inputs, dataset.formats, strict=True):
+    keys = {name: value.type for file in dataset.files for name, value in file.source.keys}
+    for file in dataset.files:
         if file.schema is not None:
             own = [field for field in file.schema if field.name not in keys]
             found = pa.schema(own, file.schema.metadata)
-            schema = join_schemas(schema, found, source=item.source.path)
-    undeclared = [index for index, file in enumerate(dataset.formats) if file.schema is None]
+            schema = join_schemas(schema, found, source=file.source.path)
+    undeclared = [index for index, file in enumerate(dataset.files) if file.schema is None]
     if undeclared:
         dataset = dataset.with_options(may_widen=True)
     options = dataset.options
 
     def scanned() -> pa.Schema:
         known = Known(schema)
-        blocks, decode = _blocks(dataset, undeclared), partial(known.decode, options=options)
+        blocks = ((block,) for block in _blocks(dataset, undeclared))
+        decode = partial(known.decode, options=options)
         with closing(Prefetcher(blocks, decode, num_threads=num_threads, budget=budget)) as ahead:
-            for block, decoded in ahead:
+            for (block,), decoded in ahead:
                 for _ in known.widen_all(decoded, block, options):
                     pass
         return known.schema
@@ -123,14 +125,14 @@ def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int)
     elif undeclared:
         schema = _sampled(dataset, undeclared, schema)
     schema = join_schemas(schema, pa.schema(keys))
-    if all(item.format == "csv" for item in dataset.inputs):
+    if all(file.format == "csv" for file in dataset.files):
         # CSV columns without any value are empty text, not null.
         kinds = [pa.string() if pa.types.is_null(field.type) else field.type for field in schema]
         schema = pa.schema(dict(zip(schema.names, kinds, strict=True)))
     fields = {field.name: field for field in schema}
     columns = options.columns or fields
     if missing := [name for name in columns if name not in fields]:
-        names = [name for file in dataset.formats for name in getattr(file, "names", ())]
+        names = [name for file in dataset.files for name in getattr(file, "names", ())]
         names += _sampled(dataset.with_options(columns=None), undeclared, pa.schema(keys)).names
         hint = ' (infer="scan" also finds columns of later rows)' if undeclared else ""
         raise UsageError(
@@ -142,7 +144,7 @@ def first_schema(dataset: Dataset, *, scan: bool, num_threads: int, budget: int)
 
 def _blocks(dataset: Dataset, files: Sequence[int]) -> Iterator[Block]:
     for file in files:
-        for unit in dataset.formats[file].units(file):
+        for unit in dataset.files[file].units(file):
             yield from dataset.blocks(unit)
 
 
@@ -154,11 +156,12 @@ def _sampled(dataset: Dataset, files: Sequence[int], schema: pa.Schema) -> pa.Sc
         decoded = decode_or_reject(block, known.schema, options)
         return bool(known.widen(decoded, block, options).table.num_rows)
 
-    sampled = [file for file in files if hasattr(dataset.formats[file], "sample")]
+    opened: list[Any] = [dataset.files[file] for file in files]
+    sampled = [file for file in opened if hasattr(file, "sample")]
     sampled = sampled[:: -(-len(sampled) // _SAMPLED_FILES) or 1]
-    num_bytes = sum(item.source.num_bytes for item in dataset.inputs)
-    size = max(_SAMPLE_BYTES, num_bytes // _SAMPLE_SHARE)
-    heads = [look(dataset.sample(file, size // len(sampled))) for file in sampled]
+    num_bytes = sum(file.source.num_bytes for file in dataset.files)
+    size = max(_SAMPLE_BYTES, num_bytes // _SAMPLE_SHARE) // max(1, len(sampled))
+    heads = [look(replace(file.sample(size), keys=file.source.keys)) for file in sampled]
     if not any(heads):
         any(map(look, _blocks(dataset.with_options(block_bytes=_SAMPLE_BYTES), files)))
     return known.schema
