@@ -29,8 +29,9 @@ BOM = b"\xef\xbb\xbf"
 _LINES_IN_UNIT = 16
 """A unit is so many times as long as the longest of the file's first lines."""
 
-MOST_BLOCK_BYTES = 4 * 1024 * 1024
-"""A tenth faster than 2 MiB, since fewer batches join two blocks."""
+MOST_BLOCK_BYTES = 3 * 1024 * 1024
+"""A tenth faster than 1 MiB, since fewer batches join two blocks. With 4 MiB, the allocator gives
+back the pages of a file of two blocks after each pass."""
 
 _CACHED_BYTES = 256 * 1024
 """What passes over all bytes take at a time, so that it stays in the processor's cache."""

@@ -168,8 +168,10 @@ class Supply:
         check_record(left, self._source.path, self.offset)
         wanted = max(self._size, left)
         if self._chunks is None:
-            # What is left is read again: it is little, and to put it before the rest is a copy.
-            self.held = self._source.read_at(self.offset, left + wanted)
+            # What is left is read again: it is little, and to put it before the rest is a copy. One
+            # length as long as that does: an allocator keeps no pages for ever larger ones.
+            length = self._size if 2 * left <= self._size else left + wanted
+            self.held = self._source.read_at(self.offset, length)
         else:
             pieces = [self.held]
             try:
