@@ -16,7 +16,6 @@ mapped files by their number. Not those of other files: each would cost the deco
 from __future__ import annotations
 
 import operator
-import sys
 import warnings
 from bisect import bisect_left, bisect_right
 from collections import deque
@@ -130,7 +129,7 @@ class ParquetFile(_Columnar):
                 for table in parts():
                     yield ready_block(table, weight * table.num_rows // num_rows)
 
-    def parts(self, index: int, in_steps: bool = False) -> Iterator[pa.Table]:
+    def parts(self, index: int) -> Iterator[pa.Table]:
         """The rows of a group in tables of about ``PART_BLOCKS`` blocks.
 
         A step has as many rows as make a block at the size of those of the last step, or at what is
@@ -147,37 +146,40 @@ class ParquetFile(_Columnar):
         # footer does not tell, is about its share of all. pyarrow's own way (``pre_buffer``) would
         # read on threads that can abort the process at its exit, since they hold a Python file.
         ahead = buffer_size or int(is_all * encoded_left * self.encoded_share * _MARGIN)
+        open_file = partial(
+            pq.ParquetFile,
+            metadata=self.metadata,
+            pre_buffer=False,
+            buffer_size=buffer_size,
+            page_checksum_verification=True,
+        )
         # Half a part: so far from a whole one, reading in steps would not cut the group either.
         # Whether the groups before it are known already, which is chance, must not show.
-        row_bytes = max(self.row_bytes, default=sys.maxsize)
-        is_small = not in_steps and row_bytes * rows_left <= part_bytes // 2
+        is_small = self.row_bytes and max(self.row_bytes) * rows_left <= part_bytes // 2
+        # pyarrow's own threads could abort the process at its exit if they hold a Python file.
+        columns: dict[str, Any] = {"columns": self.schema.names, "use_threads": False}
         step = max(1, min(_FIRST_ROWS, target * rows_left // max(1, encoded_left)))
         if width:
             step = max(1, int(part_bytes / width), min(_WIDE_ROWS, int(2 * part_bytes / width)))
-        if is_small:
-            step = rows_left
         held, size = list[pa.RecordBatch](), 0
         with _named(self.source.path, f"row group {index}"):
-            file = pq.ParquetFile(
-                self.content.open_arrow(ahead),
-                metadata=self.metadata,
-                pre_buffer=False,
-                buffer_size=buffer_size,
-                page_checksum_verification=True,
-            )
+            if is_small:
+                table = open_file(self.content.open_arrow(ahead)).read_row_group(index, **columns)
+                size = value_bytes(table)
+                if table.num_rows == rows_left and size <= part_bytes // 2:
+                    self.row_bytes.append(size / rows_left)
+                    yield self._checked(table)
+                    return
+                del table
+                size = 0
+            file = open_file(self.content.open_arrow(ahead))
             # Not documented to change the batches of an iteration that has begun. Where it does
             # not, steps stay small, which costs time and nothing else.
             resize = getattr(file.reader, "set_batch_size", lambda rows: None)
-            # pyarrow's own threads could abort the process at its exit if they hold a Python file.
-            names = self.schema.names
-            for batch in file.iter_batches(step, [index], columns=names, use_threads=False):
+            for batch in file.iter_batches(step, row_groups=[index], **columns):
                 held.append(self._checked(batch))
                 num_bytes = int(width * len(batch)) or value_bytes(held[-1])
                 size += num_bytes
-                if is_small and size > part_bytes // 2:
-                    del batch, held
-                    yield from self.parts(index, in_steps=True)
-                    return
                 rows_left -= batch.num_rows
                 encoded_left = max(0, encoded_left - num_bytes)
                 if size >= part_bytes or rows_left <= 0:
