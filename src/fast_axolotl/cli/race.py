@@ -92,7 +92,13 @@ def run_race(
                 raise DataError(f"{one.name} failed: {reason}") from error
             left_out[one.name] = reason
     timed = [one for one in contenders if one.name in answers]
-    timers = {one.name: Timer(partial(_run_whole, one.run)) for one in timed}
+
+    def pass_over(one: Contender) -> None:
+        result = one.run()
+        if isinstance(result, Iterator):
+            deque(result, maxlen=0)
+
+    timers = {one.name: Timer(partial(pass_over, one)) for one in timed}
     passes = {name: timer.autorange()[0] for name, timer in timers.items()}
     seconds: dict[str, list[float]] = {name: [] for name in timers}
     for repeat in range(repeats):
@@ -107,10 +113,3 @@ def run_race(
         library = {"name": one.name, "returns": one.gives, "seconds": theirs}
         libraries.append(library | {"ours_over_theirs": ratio})
     return libraries, left_out
-
-
-def _run_whole(run: Callable[[], Any]) -> None:
-    """One pass; an iterator is read to its end."""
-    result = run()
-    if isinstance(result, Iterator):
-        deque(result, maxlen=0)

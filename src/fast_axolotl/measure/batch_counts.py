@@ -144,8 +144,10 @@ class BatchCount:
     sequence_squares: int = 0
 
     def __add__(self, other: BatchCount) -> BatchCount:
-        pairs = {name: (getattr(self, name), getattr(other, name)) for name in self.__slots__}
-        sums: Any = {name: None if None in pair else sum(pair) for name, pair in pairs.items()}
+        sums = dict[str, Any]()
+        for name in self.__slots__:  # a step each, written for speed
+            first, second = getattr(self, name), getattr(other, name)
+            sums[name] = None if first is None or second is None else first + second
         return BatchCount(**sums)
 
 

@@ -15,6 +15,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -181,11 +182,10 @@ def _with_small_together(sources: Sequence[Source]) -> Iterator[Source | tuple[S
 
 def _holds_objects(source: Source) -> bool:
     """Whether a file begins as JSON lines do; what is wrong with it is told when it is opened."""
-    try:
+    with suppress(DataError):
         text = source.read_at(0, _SHORT_HEAD_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
-    except DataError:
-        return False
-    return text[:1] in (b"", b"{")
+        return text[:1] in (b"", b"{")
+    return False
 
 
 def _open(source: Source, declared: str | None, options: ReadOptions) -> InputFile:
