@@ -148,7 +148,7 @@ def test_no_rows_of_a_mapped_file_are_sent_to_a_task(tmp_path: Path) -> None:
         writer.write_table(table)
     sent = pickle.dumps(dataset_of(open_dataset(tmp_path / "a.arrow")))
     assert len(sent) < 5_000
-    assert pickle.loads(sent).formats[0].batch(0)["x"].equals(table["x"].chunk(0))
+    assert pickle.loads(sent).files[0].batches[0]["x"].equals(table["x"].chunk(0))
 
 
 @pytest.mark.usefixtures("inline")

@@ -241,7 +241,8 @@ class MappedFile(_Columnar):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process maps the file itself, so that no rows are sent to it."""
-        return open_arrow, (self.source, self.options)
+        names = ("source", "format", "compression", "options")
+        return partial(open_arrow, self.content, **{n: getattr(self, n) for n in names}), ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

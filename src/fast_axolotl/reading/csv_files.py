@@ -42,13 +42,7 @@ from fast_axolotl.reading.blocks import (
     Unit,
     check_names,
 )
-from fast_axolotl.reading.lines import (
-    BOM,
-    MOST_BLOCK_BYTES,
-    BadRows,
-    count_byte,
-    line_at,
-)
+from fast_axolotl.reading.lines import BOM, MOST_BLOCK_BYTES, BadRows, count_byte, line_at
 from fast_axolotl.reading.schema import TypeClash, is_number
 from fast_axolotl.reading.storage import MOST_RECORD_BYTES, Source, Supply
 
