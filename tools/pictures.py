@@ -137,7 +137,9 @@ def main() -> None:
     records = folder or RECORDS
     IMAGES.mkdir(exist_ok=True)
     (IMAGES / "live.svg").write_text(live_view(records / "before"), encoding="utf-8")
-    REPORT.write_text(render_page(make_documents([records / "protocol"])[0]), encoding="utf-8")
+    page = render_page(make_documents([records / "protocol"])[0])
+    # The path of the machine on which this runs is nobody's business.
+    REPORT.write_text(page.replace(f"{records}/", "runs/"), encoding="utf-8")
     (IMAGES / "report.png").write_bytes(take_picture(REPORT, height=1150))
     started = time.gmtime(read_run(records / "before").ranks[0].start.time)
     result = RESULTS / f"{time.strftime('%Y-%m-%d', started)}-chat-training.txt"
