@@ -43,14 +43,14 @@ MOST_LINES = {
     "packing": 856,
     "plan": 1_894,
     "protocol": 2_045,
-    "reading": 5_006,
+    "reading": 5_010,
     "record": 2_193,
     "report": 2_273,
     "streaming": 94,
     "system": 270,
 }
 """Lines of each package, blank ones and comments included."""
-MOST_LINES_IN_ALL = 36_083
+MOST_LINES_IN_ALL = 36_087
 MOST_FILES = 166
 MOST_USED_ONCE = 0.10
 """Share of functions that are private and used at one place only."""

@@ -214,9 +214,13 @@ class MappedFile(_Columnar):
         """Ranges of rows of the same size: small batches together, large ones in parts."""
         num_bytes, num_rows = self.stops[-1], self.starts[-1]
         step = min(num_bytes // max(1, len(self.batches)), _LARGE_BATCH_BYTES)
-        ends = range(0, num_bytes, max(self.options.unit_bytes, step))
-        inner = np.rint(np.interp(ends, self.stops, self.starts)).astype(int).tolist()
-        edges = sorted({0, *inner, num_rows})
+        stops, starts = np.array(self.stops), np.array(self.starts)
+        ends = np.arange(0, num_bytes, max(self.options.unit_bytes, step))
+        inner = np.rint(np.interp(ends, stops, starts)).astype(int)
+        # Small batches belong to one unit: two would check all of such a batch each.
+        batch = np.searchsorted(stops, ends, side="right") - 1
+        is_small = np.diff(stops)[batch] <= _LARGE_BATCH_BYTES
+        edges = sorted({0, *np.where(is_small, starts[batch], inner).tolist(), num_rows})
         num_bytes = max(1, num_bytes // max(1, len(edges) - 1))
         return [
             Unit(file=file, start=start, stop=stop, num_bytes=num_bytes, num_rows=stop - start)
